@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the arrays on a machine with mlir-aie and Peano (their environment set up: aiecc.py, PEANO_INSTALL_DIR, MLIR_AIE_INSTALL_DIR).
+# Builds the arrays on a machine with mlir-aie and Peano. Their environment must be set: aiecc.py, PEANO_INSTALL_DIR, MLIR_AIE_INSTALL_DIR.
 #
-#   npu-kernels/build.sh [OUT]          both arrays and their manifest into OUT (default: ~/.local/share/gemma/npu)
-#   npu-kernels/build.sh --manifest     only writes manifest.txt anew from the sources
+#   npu-kernels/build.sh [OUT]          writes both arrays and their manifest to OUT (default: ~/.local/share/gemma/npu)
+#   npu-kernels/build.sh --manifest     only updates manifest.txt from the sources
 #
-# Only --manifest has been run by this project: nobody on it has the tools or the device for the rest.
+# This project has only run --manifest, because it has neither the tools nor the device for the rest.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")"
-# A path as the caller means it.
+# Resolves a path relative to the caller's directory.
 absolute() { case "$1" in /*) echo "$1" ;; *) echo "$from/$1" ;; esac; }
 
 manifest() {

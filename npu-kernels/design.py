@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The array of flash_partial for NPU1 in IRON (mlir-aie): 16 cores, a kv head each.
+"""The array of flash_partial for NPU1 in IRON (mlir-aie): 16 cores, one kv head each.
 
     python3 design.py HEAD_DIM > flash_partial.mlir
 
-A column has two shim channels in and two out. Each feeds, through the memory tile, a pair of cores:
-its objects hold one 8 KB object for each core. A core reads a header, the queries, then as many
-tiles as the header says, and writes one result. It repeats this for ever, so one array serves every
-context and every row count. The runtime sequence is empty here: the host writes its own instruction
-streams.
+A column has two shim channels in and two out. Each is connected to a pair of cores through the
+memory tile. Its objects consist of one 8 KB object for each core. A core reads a header, the
+queries, then the number of tiles in the header, and writes one result. It repeats this forever, so
+one array works for every context length and row count. The host does not use this runtime sequence:
+it writes its own instruction streams.
 
-This project has never compiled the file: it needs mlir-aie and Peano, and a device to run on. The
-names of IRON's API are those of mlir-aie's own examples at the time of writing.
+This project has never compiled the file, because that needs mlir-aie and Peano, and a device to run
+it. The names of IRON's API are those in mlir-aie's examples at the time of writing.
 """
 
 import sys
@@ -24,8 +24,8 @@ from aie.iron.placers import SequentialPlacer
 from aie.ir import IndexType
 
 COLUMNS, PAIRS_A_COLUMN, PAIR = 4, 2, 2
-OBJECT = 8192  # bytes; flash_partial.h says the same
-STACK = 4096  # Peano's 1 KB grows into the buffers
+OBJECT = 8192  # bytes; the same as in flash_partial.h
+STACK = 4096  # Peano's default of 1 KB would overflow into buffers
 
 
 def result_bytes(head_dim):
@@ -35,7 +35,7 @@ def result_bytes(head_dim):
 def state_bytes(head_dim):
     """Returns sizeof(flash::State<head_dim>).
 
-    The state is queries, then maxima, sums and limits in 4x4 blocks, then four words.
+    The state has the queries, then maxima, sums and limits in 4x4 blocks, then four words.
     """
     blocks = 4096 // head_dim // 4
     return (OBJECT + 3 * blocks * 64 + 16 + 31) // 32 * 32
@@ -45,7 +45,7 @@ def design(head_dim):
     def array(n, dtype):
         return np.ndarray[(n,), np.dtype[dtype]]
 
-    # Everything is typed by words: the kernel knows what it is.
+    # All objects have the type of words. Only the kernel interprets them.
     words = array(OBJECT // 4, np.int32)
     pair_words = array(PAIR * OBJECT // 4, np.int32)
     result = array(result_bytes(head_dim) // 4, np.int32)
@@ -94,7 +94,7 @@ def design(head_dim):
                 placement=memory,
             )
             for i in range(PAIR):
-                # Rows 2 to 5 are cores: the first pair has the lower two.
+                # Rows 2 to 5 are cores. The first pair has rows 2 and 3.
                 place = Tile(column, 2 + PAIR * pair + i)
                 state = Buffer(state_type, name=f"state_{label}_{i}")
                 count = Buffer(count_type, name=f"count_{label}_{i}")
@@ -112,8 +112,8 @@ def design(head_dim):
             fifos_in.append(fifo_in)
             fifos_out.append(fifo_out)
 
-    # IRON needs a runtime that touches every fifo, to route its shim channels. Its stream is never
-    # used.
+    # IRON needs a runtime sequence that uses every fifo, to route its shim channels. The stream of
+    # this sequence is never used.
     runtime = Runtime()
     pairs = COLUMNS * PAIRS_A_COLUMN
     queries = array(pairs * 2 * PAIR * OBJECT // 4, np.int32)

@@ -1,4 +1,4 @@
-// The functions that a core's program calls, one object each; HEAD_DIM is 128 or 256. Build with build.sh, or for the host with
+// The functions that a core's program calls, each for one object. HEAD_DIM is 128 or 256. Build them with build.sh, or for the host with
 //   g++ -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -shared -fPIC -Ihost -DHEAD_DIM=128 flash_partial.cc
 #include "flash_partial.h"
 
@@ -8,14 +8,14 @@
 
 extern "C" {
 
-// Bytes that a core needs for `state`, as the array design allots them.
+// Bytes of `state`, which design.py must allocate.
 extern const uint32_t flash_state_bytes;
 const uint32_t flash_state_bytes = sizeof(flash::State<HEAD_DIM>);
 
 extern const uint32_t flash_head_dim;
 const uint32_t flash_head_dim = HEAD_DIM;
 
-// Reads the header object; state[0] is the number of tiles that will follow the queries.
+// Reads the header object. Sets tiles[0] to the number of tiles that follow the queries.
 void flash_begin(const uint32_t *header, uint8_t *state, int32_t *tiles) {
     auto &s = *reinterpret_cast<flash::State<HEAD_DIM> *>(state);
     flash::begin(header, s);

@@ -1,10 +1,11 @@
-// Attention of up to 32 query rows over sealed pages of one kv head, for one AIE2 core: (m, l, O) in f32, not divided.
+// Attention of up to 32 query rows over sealed pages of one kv head, for one AIE2 core. The result is (m, l, O) in f32,
+// before the division by l.
 //
-// A core reads objects of 8 KB from one fifo: a header, the queries, then tiles of keys and values. It knows no context length and no row
-// count: the header says. Queries come scaled by log2(e), so that every exponential is a power of two.
+// A core reads objects of 8 KB from one fifo: a header, the queries, then tiles of keys and values. The header has the number of tiles and
+// of rows. Queries are already scaled by log2(e), so that every exponential is a power of two.
 //
-// Registers hold 4x4 blocks, lane 4 r + c being row r, column c: what mmul<4,8,4> gives. A row's maximum stands in all four of its lanes; a
-// row's sum is kept in four parts, one a column, and joined at the end.
+// Registers have 4x4 blocks as mmul<4,8,4> returns them: lane 4 r + c is row r, column c. All four lanes of a row have its maximum. The sum of
+// a row has four parts, one per column, which are added at the end.
 #pragma once
 #include <aie_api/aie.hpp>
 #include <cstdint>
@@ -16,20 +17,20 @@ constexpr uint32_t ABI = 1;
 constexpr unsigned OBJECT = 8192;       // bytes of a fifo object
 constexpr unsigned MAX_ROWS = 32;       // limits in a header, and maxima and sums in a result
 constexpr unsigned PAGE = 256;          // positions
-constexpr float NONE = -3.0e38f;        // the maximum of nothing: finite, so that differences are numbers
-constexpr float LOWEST = -120.0f;       // powers below are as good as 0
+constexpr float NONE = -3.0e38f;        // maximum of a row without keys: finite, so that differences are numbers
+constexpr float LOWEST = -120.0f;       // smaller exponents are treated like this one
 
 // Words of the header object.
 enum Header : unsigned { H_MAGIC, H_ABI, H_HEAD_DIM, H_TILES, H_ROWS, H_SERIAL, H_RESERVED0, H_RESERVED1, H_LIMITS };
-// Words behind the maxima and sums of a result: what the core was told, for the host to recognise.
+// Words after the maxima and sums of a result: an echo of the header, from which the host recognises the command.
 enum Echo : unsigned { E_MAGIC, E_ABI, E_TILES, E_ROWS, E_SERIAL, ECHO_WORDS = 16 };
 
 template <unsigned D>
 struct Shape {
-    static constexpr unsigned ROWS = 4096 / D;     // query rows that a core holds
+    static constexpr unsigned ROWS = 4096 / D;     // query rows of a core
     static constexpr unsigned KEYS = 2048 / D;     // keys of a tile
     static constexpr unsigned KEY_BLOCKS = KEYS / 4, DIM_BLOCKS = D / 4, STEPS = D / 8, ROW_BLOCKS = ROWS / 4;
-    static constexpr unsigned VALUES = KEYS * D;   // elements of a tile in front of its values
+    static constexpr unsigned VALUES = KEYS * D;   // elements of a tile before its values
     static constexpr unsigned OUT_WORDS = ROWS * D + 2 * MAX_ROWS + ECHO_WORDS;
 
     static_assert(2 * VALUES * 2 == OBJECT, "a tile fills an object");
@@ -37,24 +38,25 @@ struct Shape {
     static_assert(KEYS % 8 == 0 && D % 8 == 0 && PAGE % KEYS == 0);
 };
 
-// What a core keeps between calls.
+// State of a core between calls.
 template <unsigned D>
 struct State {
     alignas(32) bfloat16 q[Shape<D>::ROWS * D];          // [row blocks, steps, 4, 8]
     alignas(32) float m[Shape<D>::ROW_BLOCKS * 16];      // row maxima
-    alignas(32) float l[Shape<D>::ROW_BLOCKS * 16];      // row sums, a part a column
-    alignas(32) int32_t limit[Shape<D>::ROW_BLOCKS * 16]; // tiles that a row sees
+    alignas(32) float l[Shape<D>::ROW_BLOCKS * 16];      // row sums, one part per column
+    alignas(32) int32_t limit[Shape<D>::ROW_BLOCKS * 16]; // number of tiles that a row attends to
     uint32_t tiles, rows, serial, done;
 };
 
-// 64 KB in four banks: the two input objects, the queries, the result, the state, and a stack of 4 KB (1 KB, the default, grows into buffers).
+// Bytes of a core's data memory in use, of 64 KB in four banks: two input objects, the result, the state with the queries, and a stack of 4 KB.
+// The default stack of 1 KB would overflow into buffers.
 template <unsigned D>
 constexpr unsigned L1_BYTES = 2 * OBJECT + Shape<D>::OUT_WORDS * 4 + sizeof(State<D>) + 4096;
 static_assert(L1_BYTES<128> <= 48 * 1024 && L1_BYTES<256> <= 48 * 1024, "three quarters of a core's data memory");
 
 using Quad = aie::vector<float, 16>;
 
-// 2^x for -120 <= x <= 0: 2^i times a cubic in the rest, |rest| <= 1/2; relative error below 1.1e-4, and exact at 0.
+// 2^x for -120 <= x <= 0: 2^i times a cubic of the fraction, |fraction| <= 1/2. The relative error is below 1.1e-4, and 0 at x = 0.
 inline Quad exp2_block(Quad x) {
     const aie::vector<int32_t, 16> whole = aie::to_fixed<int32_t>(x);
     const Quad f = aie::sub(x, aie::to_float(whole));
@@ -72,7 +74,7 @@ inline Quad lowered(Quad a, Quad b) {
     return exp2_block(aie::max(aie::sub(a, b), aie::broadcast<float, 16>(LOWEST)));
 }
 
-// Lanes 0 to 3 of a turned block, one a row, into all lanes of their rows.
+// Copies lanes 0 to 3 of a transposed block, one per row, to all lanes of their rows.
 inline Quad spread(Quad turned) {
     const auto four = turned.extract<4>(0);
     const auto eight = aie::concat(four, four);
@@ -86,7 +88,7 @@ inline Quad row_max(Quad block) {
     return spread(t);
 }
 
-// A header that this kernel does not know leaves `rows` at 0: the result then has no sums and no echo of its serial number.
+// Reads the header. If it is not one of this kernel, `rows` is 0, and the result has no sums and no serial number.
 template <unsigned D>
 void begin(const uint32_t *header, State<D> &s) {
     const uint32_t rows = header[H_ROWS];
@@ -110,7 +112,7 @@ void query(const bfloat16 *object, State<D> &s, float *out) {
     for (unsigned i = 0; i < Shape<D>::ROWS * D; i += 16) aie::store_v(out + i, aie::zeros<float, 16>());
 }
 
-// One tile: keys [key blocks, steps, 8, 4], then values [KEYS / 8, dim blocks, 8, 4].
+// Computes attention over one tile: keys [key blocks, steps, 8, 4], then values [KEYS / 8, dim blocks, 8, 4].
 template <unsigned D>
 void tile(const bfloat16 *object, State<D> &s, float *out) {
     using S = Shape<D>;
@@ -131,7 +133,7 @@ void tile(const bfloat16 *object, State<D> &s, float *out) {
         Quad most = score[0];
         for (unsigned kb = 1; kb < S::KEY_BLOCKS; kb++) most = aie::max(most, score[kb]);
 
-        // A row that does not see this tile keeps all that it has.
+        // A row that does not attend to this tile keeps its state.
         const auto sees = aie::gt(aie::load_v<16>(s.limit + rb * 16), now);
         const Quad m_old = aie::load_v<16>(s.m + rb * 16), l_old = aie::load_v<16>(s.l + rb * 16);
         const Quad tile_m = row_max(most);
@@ -140,7 +142,7 @@ void tile(const bfloat16 *object, State<D> &s, float *out) {
         const Quad factor = lowered(aie::select(m, m_old, sees), m);
         aie::store_v(s.m + rb * 16, aie::select(m_old, m_new, sees));
 
-        // Exponentials as the values will meet them: in bf16, in the sums too.
+        // Exponentials are rounded to bf16, as they are multiplied by the values. The sums add the rounded ones too.
         aie::vector<bfloat16, 16> p[S::KEY_BLOCKS];
         Quad l = aie::mul(l_old, factor).template to_vector<float>();
         for (unsigned kb = 0; kb < S::KEY_BLOCKS; kb++) {
@@ -165,7 +167,7 @@ void tile(const bfloat16 *object, State<D> &s, float *out) {
     s.done++;
 }
 
-// Behind the outputs [row blocks, dim blocks, 4, 4]: maxima [32], sums [32], and what the core was told [16 words].
+// Writes the end of the result, after the outputs [row blocks, dim blocks, 4, 4]: maxima [32], sums [32], and the echo of the header [16 words].
 template <unsigned D>
 void end(State<D> &s, float *out) {
     float *maxima = out + Shape<D>::ROWS * D, *sums = maxima + MAX_ROWS;

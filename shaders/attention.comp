@@ -1,7 +1,7 @@
-// Attention of a block of rows over pages of 256 positions, for query heads of one kv head. For
-// scores a thread takes one position, for the sums of values four channels of every few positions.
-// Pages are either split over workgroups, whose partials their reader joins, or walked here. Both
-// ways do the same operations in the same order.
+// Attention of a block of rows over pages of 256 positions, for query heads of one kv head. A
+// thread computes the scores of one position, then sums four channels over every PARTS-th position.
+// With SPLIT, each page has a workgroup, and the reader merges their partials. Otherwise one
+// workgroup loops over the pages. Both do the same operations in the same order.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -22,35 +22,35 @@ layout(constant_id = 6) const bool SPLIT = true;
 
 const uint PAIRS = R * GQ;
 const uint TEAMS = 256 / SG;
-const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
+const uint PARTS = 1024 / HEAD_DIM;           // positions that are summed in parallel
 const uint TURNS = PAGE / PARTS;
-// Few sums: values load before the scores are done, and no second set of loads fills the registers
+// Few sums: values are loaded before the scores are done, without filling the registers
 const bool EARLY = PAIRS <= 4;
-const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
-const bool WIDE = PAIRS <= 2 && HEAD_DIM >= 256; // few sums of long rows of loads
-const uint BATCH = !EARLY || KEYS < 8 ? FEW : WIDE ? 16 : 8; // where few rows wait for them
-const uint TURN = EARLY ? KEYS : FEW;         // parts of a key that code is written out for
-const uint AHEAD = WIDE ? 32 : EARLY ? 16 : 4; // values whose loads are in flight together
-// Pairs whose partial sums fit the room of the exponentials
+const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key that are loaded at the same time
+const bool WIDE = PAIRS <= 2 && HEAD_DIM >= 256; // few sums, and many loads per row
+const uint BATCH = !EARLY || KEYS < 8 ? FEW : WIDE ? 16 : 8; // more if few rows wait for them
+const uint TURN = EARLY ? KEYS : FEW;         // parts of a key in unrolled code
+const uint AHEAD = WIDE ? 32 : EARLY ? 16 : 4; // values that are loaded at the same time
+// Pairs with partial sums that fit in the memory of the exponentials
 const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;
-const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
+const uint VALUES = PAIRS * HEAD_DIM;         // outputs; a thread computes every 256th
 const uint MINE = (VALUES + 255) / 256;
 
 #include "join.glsl"
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
-// Exponentials (see `place`), then partial sums [CP, PARTS, HEAD_DIM]
+// Exponentials at `place`, later partial sums [CP, PARTS, HEAD_DIM]
 shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4];
 shared float parts[PAIRS][TEAMS];
-shared vec2 factors[PAIRS];    // what joins this page
+shared vec2 factors[PAIRS];    // to merge this page with the earlier ones
 shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; // bits of f16
 #include "attention_loads.glsl"
 #define SCALE_OF(G, SLOT) (KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[G][SLOT])).x : 1.0)
 
-// Where the exponential of pair n at a position of the page lies. Four turns of a part lie
-// together, and parts begin in different banks.
+// Index of the exponential of pair n at a position of the page. Four turns of a part are adjacent,
+// and parts begin in different banks of shared memory.
 uint place(uint n, uint part, uint turn) {
     return n * (PAGE / 4) + part * (TURNS / 4) + (turn / 4 + part) % (TURNS / 4);
 }
@@ -59,7 +59,7 @@ void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
     const uint live = step_.rows - step_.first;
     if (i0 >= live) return;
-    // Rows of a block are of one sequence: where there are several, a block is a row.
+    // All rows of a block are of one sequence. With several sequences, a block is one row.
     const uint root = step_.v[STEP_ROOTS * max_rows + step_.first + i0];
     const uint base = step_.v[STEP_POSITIONS * max_rows + root];
     const uint table_at =
@@ -112,11 +112,11 @@ void main() {
         const bool cached = p < base;
         const Head paged = paged_head(head / SHARES, step_.v[table_at + page % pages]);
         if (p > highest) {
-            // No query sees this position. Its value is still multiplied by 0 and must be a number.
+            // No query sees this position, but its value is multiplied by 0 and must be finite.
             if (KV == KV_Q8)
                 [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = uint16_t(0);
         }
-        // Keys of the cache, then those of scratch rows.
+        // First the keys of the cache, then those of scratch rows.
         [[dont_unroll]] for (uint fresh = 0; fresh < 2; fresh++) {
             if (p > highest || cached != (fresh == 0) || fresh > step_.chain) continue;
             Head h = scratch;
@@ -162,13 +162,13 @@ void main() {
         uvec4 values[AHEAD];
         if (EARLY && uniform_keys) LOAD_VALUES(values, 0)
 
-        // Largest score, exponentials and their sum.
+        // The largest score, the exponentials and their sum.
         const float NONE = uintBitsToFloat(0xff800000u);
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
             const uint j = n / GQ;
             const bool seen = p <= last[j] && p >= first_visible(position[j], window);
             precise float scaled = s[n] * scale;
-            // Infinity stands for NaN too: max() keeps it, and its exponential is NaN.
+            // Infinity also replaces NaN: max() keeps it, and its exponential is NaN.
             s[n] = !seen ? NONE : is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE);
             float m = s[n];
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) m = max(m, subgroupShuffleXor(m, d));
@@ -189,7 +189,7 @@ void main() {
             if (gl_SubgroupInvocationID == 0) parts[n][gl_SubgroupID] = l;
         }
 
-        // Values. Beyond the last visible position all exponentials are 0.
+        // Sums of values. After the last visible position all exponentials are 0.
         const uint turns = min(TURNS, (highest - page * PAGE) / PARTS + 1);
         vec4 sum[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) sum[n] = vec4(0.0);
@@ -251,14 +251,14 @@ void main() {
             }
         }
 
-        // The parts' sums, in order, a few pairs at a time.
+        // Adds the sums of the parts in order, for a few pairs at a time.
         [[unroll]] for (uint n0 = 0; n0 < PAIRS; n0 += CP) {
             [[unroll]] for (uint n = n0; n < n0 + CP; n++)
                 es[((n - n0) * PARTS + part) * (HEAD_DIM / 4) + channel] = sum[n];
             barrier();
             [[unroll]] for (uint m = 0; m < MINE; m++) {
                 const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM;
-                // A pair that no thread has compiles to no code.
+                // Pairs that no thread has are removed at compile time.
                 if ((m * 256 + 255) / HEAD_DIM < n0 || m * 256 / HEAD_DIM >= n0 + CP) continue;
                 if (n < n0 || n >= n0 + CP) continue;
                 precise float all = 0.0;

@@ -1,19 +1,19 @@
-// Lists the best logits of a row on the device. Stage 0 finds the largest of each of 256 chunks.
-// Stage 1 takes the n-th largest of these maxima, which at least n logits reach, and lists all
-// logits that reach it. The host sorts the list. A chunk ends early if n maxima exceed its own.
+// Lists the largest logits of a row on the device. Stage 0 finds the maximum of each of 256 chunks.
+// Stage 1 takes the n-th largest maximum as a threshold, which at least n logits reach, and lists
+// all logits that reach it. The host sorts the list. Chunks with a maximum below it are skipped.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint STAGE = 0;
-layout(constant_id = 2) const uint MOST = 1024; // entries of a list
+layout(constant_id = 2) const uint MOST = 1024; // limit for the entries of a list
 
 layout(push_constant, scalar) uniform Push {
     F32 logits; // [selected rows, vocab]
     F32 maxima; // [selected rows, 256]
-    // [selected rows, 2 + 2 MOST]: count (NAN_SEEN: give up), unused, then token and logit, in any
-    // order.
+    // [selected rows, 2 + 2 MOST]: count (NAN_SEEN: no list), unused, then pairs of token and
+    // logit, not sorted.
     U32 lists;
     Step step_;
     uint vocab;
@@ -48,7 +48,7 @@ void main() {
             if (t < d) largest[t] = max(largest[t], largest[t + d]);
             barrier();
         }
-        // Infinity marks a chunk with a NaN. The host sees it in the count of the list.
+        // Infinity marks a chunk with a NaN. Stage 1 reports it in the count of the list.
         if (t == 0)
             maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(INFINITE) : largest[0];
         if (t == 0 && chunk == 0) lists.v[list] = 0;

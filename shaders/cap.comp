@@ -1,4 +1,4 @@
-// Soft-capping of logits: cap tanh(x / cap), in place. See `math::soft_cap`.
+// Soft cap of logits in place: cap tanh(x / cap). See `math::soft_cap`.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"

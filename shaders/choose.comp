@@ -1,6 +1,6 @@
-// The experts of each row, a workgroup a row: those with the largest scores, of equal ones the
-// first. The last workgroup sorts the slots of all rows by expert, see experts.glsl. Four lanes
-// share an expert.
+// Chooses the experts of each row, one row per workgroup: those with the largest scores, the first
+// ones of equal scores. The last workgroup sorts the slots of all rows by expert, see experts.glsl.
+// Four lanes work on one expert.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -9,8 +9,8 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint T = 128;       // threads
 layout(constant_id = 2) const uint EXPERTS = 128;
-layout(constant_id = 3) const uint USED = 8;      // experts of a row
-layout(constant_id = 4) const uint BLOCK = 1;     // most slots of a block
+layout(constant_id = 3) const uint USED = 8;      // experts chosen per row
+layout(constant_id = 4) const uint BLOCK = 1;     // limit for the slots of a block
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer SharedU32 {
     uint v[];
@@ -21,17 +21,17 @@ layout(push_constant, scalar) uniform Push {
     F32 factors;        // [experts]
     SharedU32 chosen;   // [rows, used], ascending in a row
     F32 weights;        // [rows, used]
-    U32 choices;        // see experts.glsl
+    U32 choices;        // blocks and slots, see experts.glsl
     uint64_t counts;
     Step step_;
-    uint room;          // for blocks
+    uint room;          // number of blocks that fit
     uint _gap;
 };
 
 shared float row_scores[EXPERTS];
-shared uint orders[EXPERTS];  // of scores, then places of experts
-shared uint found[EXPERTS];   // slots of experts
-shared uint by_rank[USED], ascending[USED]; // chosen experts
+shared uint orders[EXPERTS];  // scores as integers; later the first place of each expert
+shared uint found[EXPERTS];   // number of slots of each expert
+shared uint by_rank[USED], ascending[USED]; // the chosen experts
 const uint LANES = 4;
 
 uint sum_of_lanes(uint v) {
@@ -39,7 +39,7 @@ uint sum_of_lanes(uint v) {
     return v + subgroupShuffleXor(v, 2);
 }
 
-// Orders scores as integers: both zeros alike, NaN the largest.
+// Maps scores to integers with the same order. Both zeros are equal, and NaN is the largest.
 uint order(float score) {
     const uint bits = floatBitsToUint(score);
     if (magnitude(score) > INFINITE) return 0xffffffffu;
@@ -47,8 +47,8 @@ uint order(float score) {
     return bits >> 31 != 0 ? ~bits : bits | 1u << 31;
 }
 
-// Writes the blocks of the slots of `rows` rows from row `first` on. The slots of an expert are in
-// no order: each has its products in any company.
+// Writes the blocks of the slots of `rows` rows from row `first` on. The slots of an expert have no
+// fixed order, because a product does not depend on the other slots of its block.
 void sort_slots(uint first, uint rows) {
     const uint from = first * USED, n = rows * USED, thread = gl_LocalInvocationID.x,
         lane = thread % LANES;

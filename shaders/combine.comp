@@ -1,4 +1,4 @@
-// The weighted sum of what the experts of a row made, in the order of the slots.
+// Weighted sum of the outputs of each row's experts, added in the order of the slots.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"

@@ -1,5 +1,5 @@
-// Copies the accepted path's keys and values from scratch to the cache: a workgroup a (path row, kv
-// head, layer).
+// Copies keys and values of the accepted path from scratch to the cache. A workgroup copies one
+// (path row, kv head, layer).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -15,9 +15,9 @@ struct Layer {
     uint64_t v;         // [all_pages, n_kv, PAGE, head_dim]
     uint64_t scratch_k; // [n_kv, head_dim / KB, max_rows, KB]
     uint64_t scratch_v; // [max_rows, n_kv, head_dim]
-    uint pages;         // of a sequence
+    uint pages;         // of one sequence
     uint all_pages;
-    uint table;         // where its page tables begin among those of the step
+    uint table;         // start of the layer's page tables among the tables of the step
     uint unused;
 };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Layers { Layer v[]; };
@@ -43,7 +43,7 @@ void main() {
         head_of_page(layer.k, layer.v, layer.all_pages, n_kv, head_dim, head, page);
     const Head from =
         head_of_scratch(layer.scratch_k, layer.scratch_v, max_rows, n_kv, head_dim, head);
-    // Keys and values have as many pieces of 16 bytes.
+    // A key and a value have the same number of 16-byte pieces.
     for (uint c = gl_LocalInvocationID.x; c < head_dim / KB; c += gl_WorkGroupSize.x) {
         U32x4(key_at(to, c, slot)).v[0] = key_part(from, c, row);
         U32x4(to.values + uint64_t(slot * to.stride + c * 16)).v[0] =

@@ -1,4 +1,4 @@
-// Rows of two parts side by side: of a row itself, and of its parent.
+// Concatenates two parts of each row: one from the row itself, one from its parent.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"

@@ -1,4 +1,4 @@
-// Operations of image towers on single values: a thread a value, or a pair to be rotated.
+// Elementwise operations of image towers. A thread computes one value, or one rotated pair.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -9,13 +9,13 @@ layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint KIND = 0;
 
 layout(push_constant, scalar) uniform Push {
-    F32 x;        // [rows, width], in place except for pools
+    F32 x;        // [rows, width]; in place, except for pooling
     F32 y;        // [rows, width], a bias [width], or angles [position, half / 2, 2]
-    F32 z;        // factors [width], or the pool [tokens, width]
+    F32 z;        // factors [width], or the pooled values [tokens, width]
     uint count;   // threads
     uint width;
-    uint columns; // of the grid of rows, or of squares
-    uint side;    // of a square, or values of half a head
+    uint columns; // of the image's grid, or of the grid of pooling squares
+    uint side;    // of a pooling square, or values in half a head
     float factor;
 };
 

@@ -1,19 +1,19 @@
-// LayerNorm and RMSNorm of runs of values: 16 threads a run, one for each lane of its sums. In the
-// order of crates/base/src/compute/cpu/dense.rs.
+// LayerNorm and RMSNorm of rows. 16 threads work on a row, one for each partial sum. The order of
+// sums is that of crates/base/src/compute/cpu/dense.rs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 const uint LANES = 16, RUNS = 16, LINE = 32768; // workgroups along x
 layout(local_size_x = 256) in;
-layout(constant_id = 0) const bool CENTRED = false; // LayerNorm
+layout(constant_id = 0) const bool CENTRED = false; // LayerNorm instead of RMSNorm
 layout(constant_id = 1) const bool WEIGHTED = false;
 
 layout(push_constant, scalar) uniform Push {
     F32 x;      // [runs, width]
     F32 out_;
     F32 weight; // [width]
-    F32 bias;   // [width], of LayerNorm
+    F32 bias;   // [width], for LayerNorm
     uint runs;
     uint width;
     float eps;
@@ -21,7 +21,7 @@ layout(push_constant, scalar) uniform Push {
 
 shared float part[RUNS * LANES];
 
-// The sum of the lanes of a run, folded in halves.
+// Sum of the partial sums of a row, added in halves.
 float fold(uint first, uint t, float lane_sum) {
     barrier();
     part[t] = lane_sum;

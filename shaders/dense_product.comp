@@ -1,26 +1,26 @@
-// Products of dense f32 matrices in the order of crates/base/src/tensor/product.rs, for image
-// towers: head by head, with bias, limits and GELU. A thread makes 8 x 8 elements of a workgroup's
-// tile. While 8 terms are multiplied, the next ones are loaded.
+// Products of dense f32 matrices for image towers, head by head, with bias, limits and GELU. The
+// order of sums is that of crates/base/src/tensor/product.rs. A thread computes 8 x 8 elements of a
+// workgroup's tile. While 8 terms are multiplied, the next 8 are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 layout(local_size_x = 256) in;
-layout(constant_id = 0) const bool B_ALONG = true;    // neighbours in b are those along the sum
+layout(constant_id = 0) const bool B_ALONG = true;    // b is contiguous along the sum
 layout(constant_id = 1) const uint B_TYPE = 0;        // 0: f32, 1: f16, 2: bf16
-layout(constant_id = 2) const bool FOURS_ALONG = false;  // loads of 4 neighbours along the sum
-layout(constant_id = 3) const bool FOURS_ACROSS = false; // and of columns
-layout(constant_id = 4) const bool FACTORS = false;   // side holds factors of a's rows
+layout(constant_id = 2) const bool FOURS_ALONG = false;  // loads 4 contiguous terms
+layout(constant_id = 3) const bool FOURS_ACROSS = false; // loads 4 contiguous columns
+layout(constant_id = 4) const bool FACTORS = false;   // side has a factor for each row of a
 layout(constant_id = 5) const bool CLIP_A = false;
-layout(constant_id = 6) const bool BIAS = false;      // side holds what is added to a column
+layout(constant_id = 6) const bool BIAS = false;      // side has a bias for each column
 layout(constant_id = 7) const bool CLIP_C = false;
 layout(constant_id = 8) const bool GELU = false;
 
-layout(constant_id = 9) const uint ACROSS = 16;       // threads across a tile, 8 to 16
+layout(constant_id = 9) const uint ACROSS = 16;       // threads in x direction of a tile, 8 to 16
 
 const uint THREADS = 256, DEPTH = 8, SLICE = 512;
 const uint DOWN = THREADS / ACROSS, ROWS = 8 * DOWN, COLS = 8 * ACROSS;
-const uint LOADS = (2 * ROWS + THREADS - 1) / THREADS; // of four terms of a, by a thread
+const uint LOADS = (2 * ROWS + THREADS - 1) / THREADS; // loads of four terms of a per thread
 
 layout(push_constant, scalar) uniform Push {
     F32 a;         // [heads, m, k]
@@ -28,22 +28,22 @@ layout(push_constant, scalar) uniform Push {
     F32 c;         // [heads, m, n]
     F32 side;      // [n], or [heads, m]
     uint m, n, k;
-    uint a_stride; // floats from row to row
+    uint a_stride; // floats between rows
     uint b_stride;
     uint c_stride;
-    uint a_head;   // floats from head to head
+    uint a_head;   // floats between heads
     uint b_head;
     uint c_head;
-    uint share;    // heads of a that share one of b
+    uint share;    // heads of a that use the same head of b
     float a_least;
     float a_most;
     float c_least;
     float c_most;
-    float factor;  // of c
+    float factor;  // multiplies c
 };
 
-// Terms of fours of rows and columns. One four more, so that neighbours along the sum lie in
-// different banks
+// Terms in groups of four rows or columns. One more group per line puts terms that are neighbours
+// along the sum into different banks.
 const uint A_PITCH = ROWS / 4 + 1, B_PITCH = COLS / 4 + 1;
 shared vec4 as[2 * DEPTH * A_PITCH];
 shared vec4 bs[2 * DEPTH * B_PITCH];
@@ -59,7 +59,7 @@ float b_at(uint i) {
     return F32(b).v[i];
 }
 
-// Four neighbours, from a multiple of four on.
+// Four contiguous values of b. `i` is a multiple of four.
 vec4 b_four(uint i) {
     if (B_TYPE == 0) return F32x4(b).v[i / 4];
     const uvec2 two = U32x2(b).v[i / 4];
@@ -68,7 +68,7 @@ vec4 b_four(uint i) {
         two.y & 0xffff0000u));
 }
 
-// Four terms of a row of a, from p on; 0 outside.
+// Four terms of a row of a, from p on. Terms outside of the matrix are 0.
 vec4 load_a(uint head, uint row, uint p) {
     vec4 v = vec4(0.0);
     if (row >= m) return v;
@@ -88,7 +88,7 @@ vec4 load_a(uint head, uint row, uint p) {
     return v;
 }
 
-// Four terms of a column of b, or four columns of a term; 0 outside.
+// Four terms of a column of b, or one term of four columns. Terms outside of the matrix are 0.
 vec4 load_b(uint head, uint col, uint p) {
     vec4 v = vec4(0.0);
     if (col >= n || p >= k) return v;
@@ -100,7 +100,7 @@ vec4 load_b(uint head, uint col, uint p) {
     return v;
 }
 
-// Returns the value of a finished element.
+// Returns the final value of a complete sum.
 float finish(float v, uint col) {
     precise float y = v;
     if (BIAS) y = y + side.v[col];
@@ -110,7 +110,7 @@ float finish(float v, uint col) {
     return y;
 }
 
-// Adds the sums of a slice to the elements of a row from `col` on.
+// Adds the sums of a slice to four elements of a row, from column `col` on.
 void keep(uint row, uint col, vec4 sum, bool first, bool last) {
     if (row >= m || col >= n) return;
     const uint at = gl_WorkGroupID.z * c_head + row * c_stride + col;
@@ -131,7 +131,8 @@ void main() {
     const uint t = gl_LocalInvocationID.x, across = t % ACROSS, down = min(t / ACROSS, DOWN - 1);
     const uint m0 = gl_WorkGroupID.y * ROWS, n0 = gl_WorkGroupID.x * COLS;
     const uint head = gl_WorkGroupID.z;
-    // A thread loads four terms of a row of either factor, or four columns of a term of b.
+    // A thread loads four terms of a row of a and of a column of b, or one term of four columns of
+    // b.
     const uint line = t / 2, term = t % 2 * 4;
     const uint b_line = B_ALONG ? line : t % (COLS / 4) * 4;
     const uint b_term = B_ALONG ? term : t / (COLS / 4);
@@ -139,7 +140,7 @@ void main() {
     vec4 a4[LOADS], b4 = load_b(head, n0 + b_line, b_term);
     [[unroll]] for (uint l = 0; l < LOADS; l++)
         a4[l] = load_a(head, m0 + l * THREADS / 2 + line, term);
-    // Rows 4 down ... 4 down + 3 and half a tile after, by columns 4 across ... and half a tile
+    // Rows 4 down ... 4 down + 3, columns 4 across ... 4 across + 3, and both plus half a tile
     vec4 sum[8][2];
     [[unroll]] for (uint i = 0; i < 8; i++) sum[i][0] = sum[i][1] = vec4(0.0);
     uint turn = 0;
@@ -158,8 +159,8 @@ void main() {
         [[unroll]] for (uint l = 0; l < LOADS; l++)
             a4[l] = load_a(head, m0 + l * THREADS / 2 + line, next + term);
         b4 = load_b(head, n0 + b_line, next + b_term);
-        // Terms after the last one are 0 x 0. At most they turn a sum of -0 into 0, and so does
-        // the definition, which adds sums to 0.
+        // Terms after the last one are 0 x 0. They can only turn a sum of -0 into 0. The definition
+        // does so too, because it adds sums to 0.
         [[unroll]] for (uint p = 0; p < DEPTH; p++) {
             const uint x0 = a0 + p * A_PITCH + down, y0 = b0 + p * B_PITCH + across;
             const vec4 x[2] = vec4[](as[x0], as[x0 + DOWN]);

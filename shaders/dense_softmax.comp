@@ -1,6 +1,6 @@
-// Softmax of rows of scores, up to the factor of each row: a workgroup a row. In the order of
-// `softmax` in crates/base/src/compute/cpu/dense.rs; the product with values multiplies by the
-// factors.
+// Softmax of rows of scores without the final factor of each row, one row per workgroup. The order
+// of sums is that of `softmax` in crates/base/src/compute/cpu/dense.rs. The product with the values
+// multiplies by the factors.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -21,7 +21,7 @@ shared uint most[THREADS];
 void main() {
     const uint t = gl_LocalInvocationID.x;
     const uint row = gl_WorkGroupID.y * rows + gl_WorkGroupID.x, start = row * width;
-    float top = uintBitsToFloat(0xff7fffff); // the least number
+    float top = uintBitsToFloat(0xff7fffff); // the smallest finite number
     uint size = 0;
     for (uint i = t; i < width; i += THREADS) {
         const float v = x.v[start + i];
@@ -39,7 +39,7 @@ void main() {
         barrier();
     }
     top = most[0] < INFINITE ? part[0] : not_a_number();
-    precise float sum = 0.0; // of the columns of a lane
+    precise float sum = 0.0; // sum of the columns of one lane
     for (uint from = 0; from < width; from += CHUNK) {
         const uint count = min(CHUNK, width - from);
         barrier();

@@ -1,4 +1,4 @@
-// Writes one row of the embedding table a workgroup, dequantised to f32 and multiplied by a scale.
+// Writes rows of the embedding table as f32, multiplied by a factor. A workgroup writes one row.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -8,7 +8,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint T = 256;
 layout(constant_id = 3) const uint COLS = 128;
-layout(constant_id = 4) const uint CODE = 0;     // as in codes.glsl; 4 bf16, 5 f32, 6 trellis
+layout(constant_id = 4) const uint CODE = 0;     // see codes.glsl; 4 bf16, 5 f32, 6 trellis
 layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const bool GROUPED = false;
 layout(constant_id = 7) const bool HADAMARD = false;
@@ -35,8 +35,8 @@ layout(push_constant, scalar) uniform Push {
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 
-// Word `i` of a step's low plane, of `words`. They lie in pieces of 16 bytes (of 8 where a step has
-// no more), beside the pieces of its seven neighbours.
+// Returns word `i` of the `words` words in a step's low plane. Eight steps are stored together in
+// alternating pieces of 16 bytes, or of 8 bytes if `words` is not a multiple of 4.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
     const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8,
         width = min(8, steps - block);

@@ -1,4 +1,4 @@
-// Linear layers with integer codes, see linear.glsl: a team of lanes takes NR matrix rows. Up to
+// Linear layers with integer codes, see linear.glsl. A team of lanes computes NR matrix rows. Up to
 // three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -10,11 +10,11 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;      // lanes of a subgroup
 layout(constant_id = 2) const uint M = 1;        // rows of activations
-layout(constant_id = 3) const uint NR = 1;       // matrix rows of a team
+layout(constant_id = 3) const uint NR = 1;       // matrix rows per team
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const bool GROUPED = false;
-layout(constant_id = 7) const uint U = 1;        // rounds whose loads are in flight together
+layout(constant_id = 7) const uint U = 1;        // rounds that are loaded at the same time
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
@@ -27,17 +27,17 @@ const uint SUBGROUPS = T / SG;
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
-    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;    // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;  // of HEADS or NORM
+    uint64_t epilogue;  // for HEADS or NORM
 };
 
 void main() {
     uint first, m0, live;
     if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
-    // A team that is a subgroup has one number for all its lanes.
+    // If a team is a subgroup, its number must be the same for all its lanes.
     const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES;
-    const uint ROWS = T / LANES * NR; // of a workgroup
+    const uint ROWS = T / LANES * NR; // per workgroup
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;
     const uint which = take_matrix(a, group, ROWS, more_n, more);

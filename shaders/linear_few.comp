@@ -1,11 +1,11 @@
-// Linear layers with steps of 32 columns for a few rows of activations, by matrix instructions: 16
-// RT matrix rows times 8 NT rows by eight subgroups.
+// Linear layers with steps of 32 columns for a few rows of activations, by matrix instructions.
+// Eight subgroups compute 16 RT matrix rows times 8 NT rows.
 //
-// The sums are those of linear.glsl, bit for bit. A subgroup has four of the 32 parts (4w .. 4w +
-// 3) of all its tiles. Each product of 16 x 8 x 32 is one group of columns, which becomes float and
-// is added to its part. At the end the parts are joined as in linear.glsl. Codes become int8 in the
-// subgroup's own piece of shared memory, two groups at a time. The place of an element of a matrix
-// is probed when the device is opened, see matrix_probe.comp.
+// The sums have the bits of linear.glsl. A subgroup has four of the 32 parts (4w .. 4w + 3) of all
+// tiles. Each product of 16 x 8 x 32 covers one group of columns. It is converted to float and
+// added to its part. At the end the parts are added as in linear.glsl. Codes are converted to int8
+// in the subgroup's part of shared memory, two groups at a time. matrix_probe.comp checks the lanes
+// of matrix elements when the device is opened.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -15,7 +15,7 @@ layout(constant_id = 2) const uint NT = 1;       // tiles of 8 rows of activatio
 layout(constant_id = 3) const uint RT = 2;       // tiles of 16 matrix rows
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 6) const bool GROUPED = false;
-layout(constant_id = 7) const uint U = 1;        // rounds whose codes are on their way
+layout(constant_id = 7) const uint U = 1;        // rounds of codes in flight
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
@@ -29,18 +29,18 @@ const uint SG = 32, SUBGROUPS = T / SG;
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
-    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;    // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;  // of HEADS
+    uint64_t epilogue;  // for HEADS
 };
 
 const uint TEAMS = 8;                 // subgroups that share the parts of a row
-const uint BANDS = T / (32 * TEAMS);  // of RT tiles, one below the other
+const uint BANDS = T / (32 * TEAMS);  // groups of RT tiles in a workgroup
 const uint TILE_A = 16 * PITCH_CODES, TILE_B = 8 * PITCH;
-const uint STAGE = TILE_A + NT * TILE_B; // of a subgroup
-// Distance of rows of activations where parts are joined.
+const uint STAGE = TILE_A + NT * TILE_B; // per subgroup
+// Distance between rows of activations where parts are added.
 const uint JOIN = 17;
-const uint JOINS = TEAMS * 8 * JOIN;  // of a band
+const uint JOINS = TEAMS * 8 * JOIN;  // per band
 shared uvec4 stage[BANDS * (TEAMS * STAGE > JOINS ? TEAMS * STAGE : JOINS)];
 
 void main() {
@@ -62,10 +62,10 @@ void main() {
     const uint four = lane % 4, eight = lane / 4;
     const uint n0 = block * ROWS + band * (16 * RT);
     const uint rounds = a.steps > 4 * team ? (a.steps - 4 * team + 31) / 32 : 0;
-    const uint quad = rounds == 0 ? 0 : team; // a team without work loads something
+    const uint quad = rounds == 0 ? 0 : team; // a team without work loads valid data
 
-    // This lane's part of a round: codes and factors of a step, activations by 16 bytes, and their
-    // scales and sums by four.
+    // What this lane loads in a round: codes and factors of a step, 16 bytes of activations, and
+    // four of their scales and sums.
     RowCodes codes[2 * RT];
     uint64_t side[2 * RT];
     uint at_x[2 * NT], at_sx[2 * NT];
@@ -85,7 +85,7 @@ void main() {
     FloatFours sxs = FloatFours(uint64_t(a.sx));
     IntFours xsums = IntFours(uint64_t(a.sums));
 
-    float sums[RT][NT][4][4]; // of tiles, by part and element
+    float sums[RT][NT][4][4]; // per tile, part and element
     Product whole[RT][NT];
     [[unroll]] for (uint t = 0; t < RT; t++)
         [[unroll]] for (uint n = 0; n < NT; n++) {
@@ -93,7 +93,7 @@ void main() {
             [[unroll]] for (uint p = 0; p < 16; p++) sums[t][n][p / 4][p % 4] = 0.0;
         }
 
-    // Past the last round, the last round is loaded again: unconditional loads go out early.
+    // After the last round, the last round is loaded again: unconditional loads are issued early.
     const uint last = max(rounds, 1) - 1;
     StepCodes w[U][2 * RT];
     uvec4 words[U][2 * RT]; // of the side
@@ -106,7 +106,7 @@ void main() {
     [[unroll]] for (uint k = 0; k < 2 * NT; k++) x[k] = values.v[at_x[k]];
 
     const uint mine = gl_SubgroupID * STAGE;
-    if (G == 2) // the zeros of a row and step
+    if (G == 2) // the zeros between groups, in each row and step
         stage[mine + lane / 2 * PITCH_CODES + lane % 2 * PIECES + 1] = uvec4(0);
     for (uint j0 = 0; j0 < rounds; j0 += U) {
         [[unroll]] for (uint u = 0; u < U; u++) {
@@ -158,7 +158,7 @@ void main() {
                         Weights c;
                         coopMatLoad(c, stage, mine + PIECES * p + g, PITCH_CODES,
                             gl_CooperativeMatrixLayoutRowMajor);
-                        // Another lane has the factors of this step.
+                        // The factors of this step are in another lane.
                         float scale[2], least[2];
                         if (GROUPED)
                             [[unroll]] for (uint h = 0; h < 2; h++) {
@@ -178,7 +178,7 @@ void main() {
                             }
                             const Product d =
                                 coopMatMulAdd(c, b[n][p], Product(floatBitsToInt(MAGIC)));
-                            const uint v = G * part + g; // of the sums of the four steps
+                            const uint v = G * part + g; // index in the sums of four steps
                             [[unroll]] for (uint i = 0; i < 4; i++) {
                                 const uint k = 2 * n + i % 2;
                                 sums[t][n][part][i] = add_group(d[i], sx[k][v / 4][v % 4],
@@ -195,7 +195,7 @@ void main() {
         }
     }
 
-    // Joins the parts of all subgroups, a tile at a time: a thread takes one element.
+    // Adds the parts of all subgroups, one tile at a time. A thread adds one element.
     const uint thread = gl_LocalInvocationID.x % (32 * TEAMS), row_ = thread % 16,
         col = thread / 16;
     [[unroll]] for (uint n = 0; n < NT; n++)

@@ -1,5 +1,5 @@
-// Linear layers with f32 or bf16 weights: a subgroup takes NR matrix rows, lanes along the columns,
-// partial sums joined in a fixed tree. Up to three matrices share their activations.
+// Linear layers with f32 or bf16 weights. A subgroup computes NR matrix rows, with lanes along the
+// columns, and adds its partial sums in a fixed tree. Up to three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -10,20 +10,20 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint M = 1;
 layout(constant_id = 3) const bool BF16 = false;
-layout(constant_id = 4) const uint NR = 1;  // matrix rows of a subgroup
+layout(constant_id = 4) const uint NR = 1;  // matrix rows per subgroup
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128; // threads
 const uint SUBGROUPS = T / SG;
-const uint ROWS = SUBGROUPS * NR; // of a workgroup
+const uint ROWS = SUBGROUPS * NR; // per workgroup
 
 #include "heads.glsl"
 #include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args; // codes and x are floats; a step is a column
-    uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;     // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;   // of HEADS or NORM
+    uint64_t epilogue;   // for HEADS or NORM
 };
 
 float weight(uint64_t row, uint i) {

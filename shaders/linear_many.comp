@@ -1,21 +1,20 @@
-// Linear layers whose groups of columns have scales, for many rows of activations, by matrix
-// instructions: 16 RT WR matrix rows times 8 NT WN rows a workgroup.
+// Linear layers with scales for groups of columns, for many rows of activations, by matrix
+// instructions. A workgroup computes 16 RT WR matrix rows times 8 NT WN rows.
 //
-// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts in the order in which
-// they are joined, two at a time if steps are short, and keeps the sums that wait to be joined.
-// Products of 16 x 8 x 32 add up the columns of a group, which then become float and are added to
-// its part. The codes and activations of P steps lie in shared memory while the next ones are
-// loaded.
+// The sums have the bits of linear.glsl. A subgroup computes the parts in the order in which they
+// are added, two at a time if steps are short, and keeps the sums that still wait for another one.
+// Products of 16 x 8 x 32 cover the columns of a group, are converted to float and added to its
+// part. Shared memory has the codes and activations of P steps while the next ones are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
 
 layout(local_size_x_id = 0) in;
-layout(constant_id = 2) const uint NT = 4;       // tiles of 8 rows of activations, of a subgroup
-layout(constant_id = 3) const uint RT = 2;       // tiles of 16 matrix rows, of a subgroup
+layout(constant_id = 2) const uint NT = 4;       // tiles of 8 rows of activations per subgroup
+layout(constant_id = 3) const uint RT = 2;       // tiles of 16 matrix rows per subgroup
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 5) const uint W = 32;       // columns of a step
-// Subgroups beside each other over the matrix rows; the others over the activations.
+// Subgroups along the matrix rows. The others are along the rows of activations.
 layout(constant_id = 7) const uint WR = 2;
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
@@ -26,24 +25,24 @@ layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
-    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;    // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
     uint64_t epilogue;  // not used
 };
 
-const uint P = W > 32 ? 1 : 2;          // parts at a time
+const uint P = W > 32 ? 1 : 2;          // parts processed at once
 const uint WN = T / 32 / WR;
 const uint R = 16 * RT * WR, N = 8 * NT * WN;
 const uint X_PIECES = W / 16;           // pieces of 16 bytes of a step's activations
 const uint GROUPS = P * G;
 shared uvec4 stage[2][R * PITCH_CODES + N * PITCH];
-// By the groups of P steps: of rows 8 apart, which is what a lane has of a tile, and of
-// neighbouring activations likewise.
+// Factors for the groups of P steps. A pair has two matrix rows 8 apart, which a lane has of a
+// tile, or two adjacent rows of activations.
 shared vec2 scales[2][GROUPS][R / 2], leasts[2][GROUPS][HAS_MIN ? R / 2 : 1];
 shared vec2 sx_pairs[2][GROUPS][N / 2], bases[2][GROUPS][HAS_MIN ? N / 2 : 1];
-// A thread's loads for P steps: steps of codes, pieces of activations, and scales of these.
+// A thread's loads for P steps: of codes, of pieces of activations, and of their scales.
 const uint LC = (P * R + T - 1) / T, LX = P * X_PIECES * N / T, LS = (GROUPS * N + T - 1) / T;
-const uint KEPT = RT * NT * P * 4;      // floats of the parts at work
+const uint KEPT = RT * NT * P * 4;      // floats of the current parts
 
 #define EACH \
     [[unroll]] for (uint t = 0; t < RT; t++) [[unroll]] for (uint n = 0; n < NT; n++) \
@@ -69,7 +68,7 @@ void main() {
     const uint row0 = gl_SubgroupID % WR * (16 * RT), col0 = gl_SubgroupID / WR * (8 * NT);
     Values values = Values(a.x);
 
-    // This thread's loads. Neighbouring threads load neighbouring bytes.
+    // Addresses of this thread's loads. Adjacent threads load adjacent bytes.
     RowCodes codes[LC];
     uint64_t side[LC];
     uint at_x[LX], at_sx[LS];
@@ -109,7 +108,7 @@ void main() {
     if (G == 2)
         for (uint i = thread; i < 4 * R; i += T)
             stage[i / (2 * R)][i / 2 % R * PITCH_CODES + i % 2 * PIECES + 1] = uvec4(0);
-    float sums[RT][NT][P][4]; // of tiles, by part and element
+    float sums[RT][NT][P][4]; // per tile, part and element
     float near[RT][NT][P][4], kept[4 * KEPT];
     EACH sums[t][n][p][i] = 0.0;
 
@@ -142,16 +141,16 @@ void main() {
                 if (HAS_MIN) bases[buffer_][e][m / 2][m % 2] = base;
             }
             barrier();
-            uint after = turn + 1; // parts without a step are passed over
+            uint after = turn + 1; // skips parts without steps
             while (PART(after) >= a.steps) after++;
             const uint following = s + 32 < a.steps ? s + 32 : PART(after);
-            BRING(following); // after the last turn, the first
+            BRING(following); // after the last turn, loads the first again
             Activations b[NT];
             [[unroll]] for (uint e = 0; e < GROUPS; e++) {
                 const uint p = e / G, g = e % G;
                 vec2 scale[RT], least[RT], sx[NT], base[NT];
                 Product d[RT][NT];
-                // Keeps the products of one group in registers, not those of all.
+                // Keeps only the products of one group in registers at a time.
                 if (e > 0) subgroup_fence();
                 [[unroll]] for (uint t = 0; t < RT; t++) {
                     const uint pair = row0 / 2 + 8 * t + eight;
@@ -165,7 +164,7 @@ void main() {
                     base[n] = vec2(0.0);
                     if (HAS_MIN) base[n] = bases[buffer_][e][pair];
                 }
-                // The slots of an expert may fill a few tiles only.
+                // The slots of an expert may fill only some of the tiles.
                 const uint filled = EXPERTS ? (max(live, m0 + col0) - m0 - col0 + 7) / 8 : NT;
                 [[unroll]] for (uint w = 0; w < W / 32; w++) {
                     Weights c[RT];
@@ -196,7 +195,7 @@ void main() {
             }
             buffer_ = 1 - buffer_;
         }
-        // The part is joined with the one that waits for it, then waits itself.
+        // Adds the part to the one that waits for it, or keeps it until the next part is done.
         if ((turn & 1) == 0) {
             EACH near[t][n][p][i] = sums[t][n][p][i];
         } else {

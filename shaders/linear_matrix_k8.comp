@@ -1,4 +1,4 @@
-// Linear layers by matrix instructions that take 8 columns at a time: see linear_matrix.glsl.
+// Linear layers by matrix instructions that multiply 8 columns at a time, see linear_matrix.glsl.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define PIECE uvec2

@@ -1,5 +1,5 @@
-// Linear layers with trellis codes: a workgroup decodes the 16 matrix rows of one row of tiles and
-// multiplies them with up to M rows of int8 activations. A lane takes whole tiles (16 rows, 16
+// Linear layers with trellis codes. A workgroup decodes the 16 matrix rows of one row of tiles and
+// multiplies them by up to M rows of int8 activations. A lane decodes whole tiles (16 rows, 16
 // columns), so that no bits are read twice. All sums are integers.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,12 +23,12 @@ const uint SUBGROUPS = T / SG;
 #include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
-    // Codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]; a step is
+    // Codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]. A step is
     // a tile.
     LinearArgs args;
-    uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;     // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;   // of HEADS or NORM
+    uint64_t epilogue;   // for HEADS or NORM
 };
 
 const uint PIECE = TILE_WORDS % 4 == 0 ? 4 : 2;
@@ -36,7 +36,7 @@ const uint STATES = 8; // in a row of a tile
 
 shared int tile_parts[SUBGROUPS][16 * M];
 
-// The word of the state whose last bit is bit `end - 1` of the tile's circular string.
+// Word of the state that ends before bit `end` of the tile's circular string.
 uint word_at(uint w[TILE_WORDS], uint end) {
     const uint at = (end - 1) / 32, part = end % 32;
     if (part == 0 || part >= STATE_BITS) {

@@ -1,6 +1,5 @@
-// Writes the elements of a product that each lane has, so that
-// crates/vulkan/src/run/matrix_probe.rs can compare their places and values with those that the
-// kernels rely on.
+// Writes the elements of a product that each lane has. crates/vulkan/src/run/matrix_probe.rs
+// compares their lanes and values with those that the kernels assume.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "matrix.glsl"
@@ -9,12 +8,12 @@ layout(local_size_x = 32) in;
 
 layout(push_constant, scalar) uniform Push { I32 out_; }; // [lanes, 4]
 
-const uint PITCH = 3; // pieces of 16 bytes from row to row
+const uint PITCH = 3; // pieces of 16 bytes between rows
 shared uvec4 stage[24 * PITCH];
 
 void main() {
     const uint lane = gl_SubgroupInvocationID;
-    // Row r of 16: r, 1, -1, then zeros, 2. Column n of 8: 8, n, -100, then zeros, 3.
+    // Row r of 16: r, 1, -1, zeros, 2. Column n of 8: 8, n, -100, zeros, 3.
     if (lane < 16) {
         stage[lane * PITCH] = uvec4(lane | 0xff0100, 0, 0, 0);
         stage[lane * PITCH + 1] = uvec4(0, 0, 0, 0x02000000);

@@ -1,7 +1,7 @@
-// Attention of one query over the pages that an accelerator leaves (see OffloadedPages in
+// Attention of one query over the pages that an accelerator does not read (see OffloadedPages in
 // crates/base/src/kv.rs). The result is not divided: sums of exponentials times values, the largest
-// score, and the sum of exponentials. The pages are few, so a workgroup walks them all. For scores
-// a thread takes one position, for the sums of values one channel.
+// score, and the sum of exponentials. There are few pages, so one workgroup reads them all. A
+// thread computes the scores of one position, then the sums of one channel.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -30,21 +30,21 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
     uint lag;           // of OffloadedPages
     uint share;
-    uint table;         // where the layer's page tables begin among those of the step
+    uint table;         // start of the layer's page tables among the tables of the step
 };
 
 #include "places.glsl"
 
-const uint KEYS = HEAD_DIM / KB; // 16-byte loads of a key
+const uint KEYS = HEAD_DIM / KB; // 16-byte parts of a key
 const uint GROUP = GROUP_OF(HEAD_DIM);
 
 shared vec4 qs[HEAD_DIM / 4];
 shared float es[PAGE];
 shared float parts[PAGE];
-shared uint path[PAGE]; // scratch row of a position of this page
+shared uint path[PAGE]; // scratch row of each position of the page
 
-// Maximum and sum over all threads, in an order that the positions alone decide. All threads get
-// the same result.
+// Maximum and sum over all threads. Their order depends only on the positions. All threads get the
+// same result.
 float all_max(float mine) {
     const uint t = gl_LocalInvocationID.x;
     parts[t] = mine;
@@ -83,7 +83,7 @@ void main() {
     const uint table_at =
         table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
     const uint own = step_.v[STEP_POSITIONS * max_rows + row];
-    const uint position = of_step(STEP_POSITIONS, end_of(row)); // the last one seen
+    const uint position = of_step(STEP_POSITIONS, end_of(row)); // the last visible position
     const uint begin = (own > lag ? own - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
     if (t < HEAD_DIM) qs[t / 4][t % 4] = q.v[query * HEAD_DIM + t];
@@ -91,7 +91,7 @@ void main() {
     const Head scratch =
         head_of_scratch(uint64_t(scratch_k), scratch_v, max_rows, n_kv, HEAD_DIM, kv_head);
     Running run = Running(0.0, 0.0);
-    float o = 0.0; // of channel t
+    float o = 0.0; // sum for channel t
     for (uint page = begin; page <= position / PAGE; page++) {
         if (t == 0 && (page + 1) * PAGE > base) {
             for (uint node = end_of(row); node != NO_PARENT;
@@ -120,7 +120,7 @@ void main() {
                 }
             }
             precise float scaled = sum * scale;
-            s = is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE); // all_max() keeps it
+            s = is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE); // all_max() keeps infinity
         }
         const float most = all_max(s), m = is_finite(most) ? most : not_a_number();
         const float e = p <= position ? exp_(s - m) : 0.0;

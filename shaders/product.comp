@@ -1,11 +1,11 @@
-// Products of dense f32 matrices in the order of crates/base/src/tensor/product.rs: a workgroup
-// makes a tile of 128 x 128 elements, a thread 8 x 8 of them.
+// Products of dense f32 matrices in the order of crates/base/src/tensor/product.rs. A workgroup
+// computes a tile of 128 x 128 elements, a thread 8 x 8 of them.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 
 layout(local_size_x = 256) in;
-// Neighbours in memory are neighbours along the sum, or along the rows of a and columns of b
+// Whether a and b are contiguous along the sum, instead of along rows of a and columns of b
 layout(constant_id = 0) const bool A_ALONG = true;
 layout(constant_id = 1) const bool B_ALONG = true;
 
@@ -16,10 +16,10 @@ layout(push_constant, scalar) uniform Push {
     F32 b;       // [n, k], or [k, n]
     F32 c;       // [m, n]
     uint m, n, k;
-    uint keep;   // 1: adds to what c holds
+    uint keep;   // 1: adds to the values of c
 };
 
-// Four more columns, so that neighbours along the sum lie in different banks
+// Four more columns put terms that are neighbours along the sum into different banks
 const uint PITCH = TILE + 4;
 shared float as[DEPTH * PITCH];
 shared float bs[DEPTH * PITCH];
@@ -27,13 +27,13 @@ shared float bs[DEPTH * PITCH];
 vec4 four(uint x) { return vec4(as[x], as[x + 1], as[x + 2], as[x + 3]); }
 vec4 other_four(uint x) { return vec4(bs[x], bs[x + 1], bs[x + 2], bs[x + 3]); }
 
-// Element (i, p) of a matrix with `count` rows and sums of `k`.
+// Element (i, p) of a matrix with `count` rows and `k` terms per sum.
 float at(F32 x, bool along, uint count, uint i, uint p) {
     if (i >= count || p >= k) return 0.0;
     return x.v[along ? i * k + p : p * count + i];
 }
 
-// Which element of a tile a thread loads in its `turn`: row and place in the sum.
+// Row and term that a thread loads of a tile in its `turn`.
 uvec2 loaded(bool along, uint t, uint turn) {
     const uint e = turn * 256 + t;
     return along ? uvec2(e / DEPTH, e % DEPTH) : uvec2(e % TILE, e / TILE);
@@ -43,7 +43,7 @@ void main() {
     const uint t = gl_LocalInvocationID.x, across = t % 16, down = t / 16;
     const uint m0 = gl_WorkGroupID.y * TILE, n0 = gl_WorkGroupID.x * TILE;
     for (uint s0 = 0; s0 < k; s0 += SLICE) {
-        // Rows 4 down ... 4 down + 3 and 64 behind, by columns 4 across ... and 64 behind
+        // Rows 4 down ... 4 down + 3, columns 4 across ... 4 across + 3, and both plus 64
         vec4 sum[8][2];
         [[unroll]] for (uint i = 0; i < 8; i++) sum[i][0] = sum[i][1] = vec4(0.0);
         const uint end = min(k, s0 + SLICE);
@@ -55,7 +55,7 @@ void main() {
                 bs[v.y * PITCH + v.x] = at(b, B_ALONG, n, n0 + v.x, p0 + v.y);
             }
             barrier();
-            // A sum that went on past its last term would turn -0 into 0.
+            // Adding 0 after the last term would turn a sum of -0 into 0.
             const uint depth = min(DEPTH, end - p0);
             for (uint p = 0; p < depth; p++) {
                 const vec4 x[2] = vec4[](four(p * PITCH + 4 * down),

@@ -1,5 +1,5 @@
-// Converts canonical codes to the layout that the kernels read. An invocation writes one word of
-// the result. See crates/vulkan/src/lower/layout.rs.
+// Converts codes from the stored layout to the layout that the kernels read. An invocation writes
+// one word of the result. See crates/vulkan/src/lower/layout.rs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -10,18 +10,18 @@ layout(constant_id = 4) const uint CODE = 0; // as in codes.glsl; 6 trellis
 #include "codes.glsl"
 
 layout(push_constant, scalar) uniform Push {
-    U32 from;       // rows [first, first + count), canonical
+    U32 from;       // rows [first, first + count), as stored
     U32 to;         // the same rows, packed
-    U32 high;       // their high plane
-    uint words;     // of the result, in all
-    uint cols;      // of a row
-    uint steps;     // of a row (trellis: tiles of a row of tiles)
+    U32 high;       // their high plane in the result
+    uint words;     // total of the result
+    uint cols;      // per row
+    uint steps;     // per row (trellis: tiles in a row of tiles)
     uint step_words;
-    uint high_words; // of a step
+    uint high_words; // per step
 };
 
-// Code of a column of a row whose canonical words begin at `row`, signed where it is. The codes
-// that fill up the last step are operands of the value 0.
+// Returns the code of a column, with sign if the type is signed. The stored words of the row begin
+// at `row`. Codes after the last column are operands with the value 0.
 uint code_of(uint row, uint col) {
     if (col >= cols) return 0;
     const uint at = row + col * BITS / 32, shift = col * BITS % 32;
@@ -31,7 +31,7 @@ uint code_of(uint row, uint col) {
     return (flips ? code ^ 1u << (BITS - 1) : code) & (1u << BITS) - 1;
 }
 
-// The word of a plane of `bits` bits, of which `shift` are below, that begins with a column.
+// Word of a plane that begins with a column: `bits` bits of each code, `shift` are below them.
 uint plane_word(uint row, uint col, uint bits, uint shift) {
     uint word = 0;
     for (uint i = 0; i < 32 / bits; i++) {
@@ -48,7 +48,7 @@ void main() {
     const uint row_words = steps * step_words, of_row = row_words + steps * high_words;
     const uint row = index / of_row, in_row = index % of_row;
     const bool trellis = CODE == CODE_TRELLIS;
-    const uint first = row * (trellis ? row_words : cols * BITS / 32); // canonical word
+    const uint first = row * (trellis ? row_words : cols * BITS / 32); // stored word
     if (HIGH > 0 && in_row >= row_words) {
         const uint i = in_row - row_words;
         high.v[row * (steps * high_words) + i] = plane_word(first, i * (4 * PER_HIGH), HIGH, LOW);
@@ -58,7 +58,7 @@ void main() {
     const uint block = in_row / (8 * step_words) * 8, width = min(8, steps - block);
     const uint in_block = in_row - block * step_words;
     const uint q = in_block / (width * piece), lane = in_block / piece % width;
-    // In the canonical order of the plane.
+    // Index of the word in the stored order of the plane.
     const uint word = (block + lane) * step_words + q * piece + in_block % piece;
     to.v[row * row_words + in_row] =
         trellis ? from.v[first + word] : plane_word(first, word * (4 * PER_LOW), LOW, 0);

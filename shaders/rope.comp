@@ -1,5 +1,5 @@
-// RMSNorm and rotation of one head of queries or keys a workgroup, see rope.glsl. It is used where
-// no linear layer's last workgroups do that.
+// RMSNorm and rotation of one head of queries or keys per workgroup, see rope.glsl. It is used if
+// no linear layer's last workgroups do this work.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -15,7 +15,7 @@ layout(constant_id = 4) const bool V_NORM = false;
 layout(push_constant, scalar) uniform Push { RopeArgs args; };
 
 const uint SUBGROUPS = 1;
-shared float whole[KV == KV_Q8 ? HEAD_DIM : 1]; // a key or value to be rounded to int8
+shared float whole[KV == KV_Q8 ? HEAD_DIM : 1]; // key or value to round to int8
 
 #include "rope.glsl"
 

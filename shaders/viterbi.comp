@@ -1,10 +1,10 @@
-// The best paths through a trellis for tiles of weights. All costs are integers, so a path has the
-// same states as that of crates/base/src/tensor/viterbi, which also says why costs fit 16 bits. A
-// workgroup takes some tiles at a time, which share what is read from the table. A thread takes
-// four heads at a time.
+// Finds the best paths through a trellis for tiles of weights. All costs are integers, so a path
+// has the same states as in crates/base/src/tensor/viterbi, which also explains why costs fit in 16
+// bits. A workgroup processes some tiles at a time, which share the entries read from the table. A
+// thread processes four heads at a time.
 //
-// Only the least cost of each head is kept, not the state that gave it: to find that again along
-// one path takes less time than to note it for all.
+// Only the least cost of each head is stored, not its state: finding the states again along one
+// path takes less time than storing them for all.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -13,16 +13,17 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint T = 256;
-layout(constant_id = 1) const uint N = 1;     // tiles of a workgroup at a time
+layout(constant_id = 1) const uint N = 1;     // tiles per workgroup at a time
 layout(constant_id = 17) const uint STEP = 4; // new bits of a state
 
-const uint STEPS = 128;                 // states of a tile
-const uint SEAM = 40;                   // on either side of where the circle is closed
+const uint STEPS = 128;                 // states per tile
+// States on each side of the point where the circle is closed.
+const uint SEAM = 40;
 const uint STATE_BITS = 16;
-const uint HEADS = 1u << (STATE_BITS - STEP); // of states that continue alike
-const uint HIGHS = 1u << STEP;                // states of a head
+const uint HEADS = 1u << (STATE_BITS - STEP); // groups of states with the same successors
+const uint HIGHS = 1u << STEP;                // states per head
 const uint SETTLED = (STATE_BITS + STEP - 1) / STEP;
-const int OFFSET = 30;                  // what makes a state's integers positive
+const int OFFSET = 30;                  // makes a state's integers positive
 const uint FORBIDDEN = 0xffffu;
 const uint NO_HEAD = 0xffffffffu;
 
@@ -30,20 +31,20 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) coherent buffer Cos
 
 layout(push_constant, scalar) uniform Push {
     I8 targets;    // [tiles, STEPS, 2] in quarters
-    // [2^16 / 4] of each state: its two integers and OFFSET, then two digits of twice the sum of
-    // their squares, of 1 and of 127
+    // [2^16 / 4], for each state: its two integers plus OFFSET, then two digits of twice the sum of
+    // their squares, with the weights 1 and 127
     U32x4 states;
-    Costs costs;   // [workgroups, N, STEPS, HEADS / 4] least cost in front of a state, 16 bits
+    Costs costs;   // [workgroups, N, STEPS, HEADS / 4] least cost before a state, 16 bits
     U32 rows;      // [tiles, 16, 2] bits of each row, the low word first
     uint tiles;
 };
 
-shared uint16_t best[2][N][HEADS]; // least cost in front of a state, by turns
-shared uint least[3][N];           // of all, by turns
-shared int weights[N][STEPS];      // of the four bytes of a state
-shared int bases[N][STEPS];        // makes the least possible cost 0
-shared uint head_of[N];            // that begins and ends the path
-shared uint last[N];               // the state in which the path ends
+shared uint16_t best[2][N][HEADS]; // least cost before a state, in alternation
+shared uint least[3][N];           // least cost of all, in rotation
+shared int weights[N][STEPS];      // factors of the four bytes of a state
+shared int bases[N][STEPS];        // make the least possible cost 0
+shared uint head_of[N];            // the head at both ends of the path
+shared uint last[N];               // the last state of the path
 
 uint tile_of(uint first, uint n) { return min(first + n, tiles - 1); }
 
@@ -61,9 +62,9 @@ void load_targets(uint first) {
     }
 }
 
-// The least cost of a head's states, above the oldest bits of a state that has it, over every
-// `stride`-th of them. A state is the `s`-th of a path whose targets begin at `from`. Among equal
-// costs, the lowest state wins.
+// Returns the least cost of a head's states, shifted left, plus the oldest bits of the cheapest
+// state. Tries every `stride`-th state. A state is number `s` of a path with targets from `from`
+// on. Of equal costs, the lowest state wins.
 int cheapest_of(uint n, uint from, uint s, uint head, uint first, uint stride) {
     const int w = weights[n][(from + s) % STEPS];
     int least = 0x7fffffff;
@@ -79,15 +80,15 @@ int cheapest_of(uint n, uint from, uint s, uint head, uint first, uint stride) {
 
 uint state_of(int key, uint head) { return (uint(key) & 0xffu) * HEADS + head; }
 
-// The cheapest state of a head, found by all lanes of a subgroup.
+// Returns the cheapest state of a head. All lanes of a subgroup search for it.
 uint cheapest(uint n, uint from, uint s, uint head) {
     const int key =
         cheapest_of(n, from, s, head, gl_SubgroupInvocationID, gl_SubgroupSize);
     return state_of(subgroupMin(key), head);
 }
 
-// The least costs in front of `steps` states, whose targets begin at `from`. With heads, only paths
-// that begin behind them are allowed.
+// Computes the least costs before each of `steps` states, for targets from `from` on. With heads,
+// only paths that begin with the tile's head are allowed.
 void find_costs(uint from, uint steps, bool with_heads) {
     const uint t = gl_LocalInvocationID.x;
     for (uint i = t; i < N * HEADS / 4; i += T) {
@@ -139,7 +140,7 @@ void find_costs(uint from, uint steps, bool with_heads) {
     barrier();
 }
 
-// The head behind the seam's best path: between its middle states.
+// Finds the head in the middle of the best path over the seam.
 void find_heads() {
     const uint steps = 2 * SEAM, from = STEPS - SEAM;
     find_costs(from, steps, false);

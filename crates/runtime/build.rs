@@ -1,4 +1,4 @@
-//! Passes a digest of the source to the prompt cache.
+//! Embeds a digest of the source, which the prompt cache uses in its keys.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ fn main() {
     println!("cargo::rustc-env=SOURCE_DIGEST={:016x}", source_digest());
 }
 
-/// Returns a hash of all that texts are computed from. Programs with the same hash compute the
-/// same bits, whatever their commit and version.
+/// Returns a hash of all sources that affect results. Programs with equal hashes compute the same
+/// bits, regardless of commit and version.
 fn source_digest() -> u64 {
     let mut paths = vec!["../../Cargo.lock".into(), "../../shaders".into(), "..".into()];
     paths.iter().for_each(|path: &PathBuf| {

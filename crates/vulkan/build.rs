@@ -1,5 +1,6 @@
-//! Writes Rust from the committed SPIR-V: the list of shaders, and structs of their specialisation
-//! constants and push constants. `src/device/pipeline.rs` and `src/lower/kernels.rs` include it.
+//! Generates Rust from the committed SPIR-V: the list of shaders, and structs of their
+//! specialisation constants and push constants. `src/device/pipeline.rs` and `src/lower/kernels.rs`
+//! include it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -8,8 +9,8 @@ use std::{env, fs};
 
 const SPIRV: &str = "../../shaders/spirv";
 
-/// Constants that a call may leave out: name of their struct, shaders (all whose files begin so),
-/// numbers. The first one, where it is a boolean, switches the others on.
+/// Optional groups of constants: name of the struct, shaders (by prefix of the file name), constant
+/// numbers. If the first constant is a boolean, it enables the group.
 const OPTIONAL: [(&str, &str, &[u32]); 6] = [
     ("Heads", "linear", &[11, 12, 13, 26, 28]),
     ("NextNorm", "linear", &[20, 21, 22, 23, 24, 25]),
@@ -19,7 +20,7 @@ const OPTIONAL: [(&str, &str, &[u32]); 6] = [
     ("EmbedTrellis", "embed", &[9, 11]),
 ];
 
-/// Constants whose names in the shaders are short.
+/// Longer names for constants with short names in the shaders.
 const LONGER: [(&str, &str); 17] = [
     ("GQ", "group_heads"),
     ("GROUP_COLS", "group"),
@@ -37,7 +38,7 @@ const LONGER: [(&str, &str); 17] = [
     ("U", "rounds"),
     ("W", "width"),
     ("WHOLE", "whole_images"),
-    ("WR", "beside"),
+    ("WR", "row_subgroups"),
 ];
 
 fn main() {
@@ -66,18 +67,18 @@ fn camel(file: &str) -> String {
     words.collect()
 }
 
-/// Calls of the macros of `src/lower/kernels.rs`.
+/// Invocations of the macros in `src/lower/kernels.rs`.
 #[derive(Default)]
 struct Kernels {
-    /// By the struct that each declares.
+    /// By the struct that each one declares.
     macros: BTreeMap<String, String>,
-    /// Names of push constants, by their members. Shaders with the same ones share a struct.
+    /// Names of push constant structs, by their members. Shaders with equal members share a struct.
     blocks: HashMap<String, String>,
 }
 
 impl Kernels {
     fn add(&mut self, file: &str, module: &Module) {
-        // Variants of a shader have its structs.
+        // Variants of a shader share its structs.
         let name = camel(file.strip_suffix("_k8").unwrap_or(file));
         let push = self.push(&name, module);
         let mut constants = module.constants();
@@ -110,8 +111,8 @@ impl Kernels {
         assert_eq!(*declared, text, "shaders disagree");
     }
 
-    /// Returns the fields of a struct, its bytes and its alignment. A last field `_gap` fills it up
-    /// to the alignment.
+    /// Returns the fields of a struct, its bytes and its alignment. A last field `_gap` pads it to
+    /// the alignment.
     fn members(&mut self, module: &Module, id: u32) -> (String, u32, u32) {
         let (mut fields, mut end, mut most) = (String::new(), 0, 4);
         for (at, name, member) in module.members(id, 0) {
@@ -127,7 +128,7 @@ impl Kernels {
         (fields, end.next_multiple_of(most), most)
     }
 
-    /// Returns the name of a type, its bytes and its alignment. Addresses are words of 64 bits.
+    /// Returns the name of a type, its bytes and its alignment. Addresses are 64-bit words.
     fn type_of(&mut self, module: &Module, id: u32) -> (String, u32, u32) {
         match (&module.types[&id].0, &module.types[&id].1[..]) {
             (&TYPE_INT, [32, _]) => ("u32".to_owned(), 4, 4),
@@ -156,7 +157,7 @@ fn fields(constants: Constants) -> String {
     constants.into_iter().map(field).collect()
 }
 
-// Opcodes, and the decorations and the storage class that matter here.
+// Opcodes, and the relevant decorations and storage class.
 const NAME: u32 = 5;
 const MEMBER_NAME: u32 = 6;
 const TYPE_INT: u32 = 21;
@@ -176,7 +177,7 @@ const ARRAY_STRIDE: u32 = 6;
 const OFFSET: u32 = 35;
 const PUSH_CONSTANT: u32 = 9;
 
-/// Instructions of a module that concern its caller, by the id of their result.
+/// Instructions of a module that its caller needs, by result id.
 #[derive(Default)]
 struct Module {
     names: HashMap<u32, String>,
@@ -186,7 +187,7 @@ struct Module {
     spec_ids: Vec<(u32, u32)>,
     /// Type and default.
     spec_constants: HashMap<u32, (&'static str, u32)>,
-    /// Opcode and operands of types, and of constants, which say how long arrays are.
+    /// Opcode and operands of types, and of constants, which determine array lengths.
     types: HashMap<u32, (u32, Vec<u32>)>,
     push: Option<u32>,
 }
@@ -222,8 +223,8 @@ impl Module {
         m
     }
 
-    /// Returns offset, name and type of the members of a struct that lies at byte `at`. A member
-    /// that is a struct is replaced by its own members.
+    /// Returns offset, name and type of the members of a struct at byte `at`. Nested structs are
+    /// replaced by their members.
     fn members(&self, id: u32, at: u32) -> Vec<(u32, &str, u32)> {
         let each = self.types[&id].1.iter().zip(0..).flat_map(|(member, i)| {
             let at = at + self.offsets[&(id, i)];
@@ -240,7 +241,7 @@ impl Module {
         for (number, id) in &self.spec_ids {
             let (ty, default) = self.spec_constants[id];
             let name = self.names.get(id).filter(|name| !name.is_empty());
-            // The size of workgroups stands more than once, with a name once at most.
+            // The workgroup size occurs more than once, but has at most one name.
             let constant = constants.entry(*number).or_insert(("local".to_owned(), ty, default));
             assert!(name.is_none() || constant.0 == "local", "two constants have {number}");
             constant.0 = name.unwrap_or(&constant.0).clone();
@@ -249,7 +250,7 @@ impl Module {
     }
 }
 
-/// A literal string of words.
+/// Returns the literal string in `words`.
 fn text(words: &[u32]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     String::from_utf8(bytes.split(|b| *b == 0).next().unwrap().to_vec()).unwrap()

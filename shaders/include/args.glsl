@@ -1,26 +1,26 @@
-// Arguments of the kernels, as crates/vulkan/src/lower/ writes them.
+// Arguments of the kernels, in the layout that crates/vulkan/src/lower/ writes.
 
-// A matrix and where its product goes.
+// A matrix and the buffer of its product.
 struct Matrix {
     uint64_t codes;
-    uint64_t side; // [n, elements], see side.glsl; trellis: f16 [n]
+    uint64_t side; // [n, elements], see side.glsl; for trellis codes f16 [n]
     SharedF32 out_; // [rows, n]
 };
 
 struct LinearArgs {
     Matrix matrix;
     uint64_t x;    // i8 [rows, stride]
-    F32 sx;        // [rows, groups]: a step has one or two, or the row has one
-    I32 sums;      // [rows, groups]
+    F32 sx;        // [rows, groups], with one or two groups per step, or one for the row
+    I32 sums;      // [rows, groups], sums of x
     Step step_;
     uint n;        // matrix rows
-    uint steps;    // of a matrix row
-    uint stride;   // bytes from row to row of x, a multiple of 16
+    uint steps;    // in a matrix row
+    uint stride;   // bytes between rows of x, a multiple of 16
 };
 
-// Finds the matrix that has workgroup `group`, at `rows` matrix rows a workgroup. `more_n` holds
-// the rows of the matrices beside `a.matrix`, 16 bits each. `a` becomes that of the matrix and
-// `group` its own workgroup. Returns the number of the matrix.
+// Finds the matrix of workgroup `group`, if each workgroup computes `rows` matrix rows. `more_n`
+// has the rows of the other matrices, 16 bits each. Sets `a` to that matrix and `group` to the
+// index among its workgroups. Returns the index of the matrix.
 uint take_matrix(inout LinearArgs a, inout uint group, uint rows, uint more_n, Matrix more[2]) {
     uint which = 0;
     [[unroll]] for (uint i = 0; i < 2; i++) {
@@ -36,26 +36,26 @@ uint take_matrix(inout LinearArgs a, inout uint group, uint rows, uint more_n, M
 
 struct RowArgs {
     F32 x;      // [rows, cols]
-    F32 add;    // [rows, cols]; 0: nothing to add
+    F32 add;    // [rows, cols]; 0: nothing is added
     F32 w_add;  // [cols]
     F32 w;      // [cols]
-    F32 z;      // [rows, cols]; where only prepared activations are wanted, 0
+    F32 z;      // [rows, cols]; 0 if only prepared activations are stored
     uint64_t values; // i8 or f32 [rows, stride]
     F32 scales; // [rows, groups]
     I32 sums;   // [rows, groups]
     Step step_;
     float eps;
-    uint stride; // bytes of a row of values
+    uint stride; // bytes between rows of values
     uint max_rows;
-    uint window; // of attention whose partials are joined
-    uint slots;  // pages of a row's partials
-    float scale; // of the stream that something is added to
+    uint window; // of the attention with these partials
+    uint slots;  // pages per row in the partials
+    float scale; // of the stream after the addition
 };
 
 struct RopeArgs {
     F32 q;       // [rows, n_heads, head_dim]
     F32 k;       // [rows, n_kv, head_dim]
-    F32 v;       // like k; in place where it is normed
+    F32 v;       // like k; written in place if it is normed
     F32 q_norm;  // [head_dim]
     F32 k_norm;
     F32 table;   // [max_rows, 2, head_dim / 2]
@@ -68,8 +68,8 @@ struct RopeArgs {
     uint max_rows;
 };
 
-// Epilogues are done by the last workgroups of a call. They hold the arguments of the call that is
-// saved, and counters, which are 0 before and after.
+// The last workgroups of a call do the work of the call after it, its epilogue. An epilogue has the
+// arguments of that call, and counters, which are 0 before and after.
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowEpilogue {
     RowArgs args;
     uint64_t counts;

@@ -1,10 +1,10 @@
-// Softmax attention page by page. Pages are joined with the same arithmetic everywhere: see
+// Softmax attention page by page. Pages are merged with the same arithmetic everywhere, see
 // crates/base/src/compute/reference/attention.rs.
 
 struct Running { float m; float l; };
 
-// Joins the next page into a running (m, l); the same factors join the outputs. A page with a score
-// that is not finite makes them NaN.
+// Merges the next page into a running (m, l). The outputs are merged with the factors fa and fb. A
+// page with a score that is not finite makes them NaN.
 Running join(Running a, Running page, out float fa, out float fb) {
     const float m = is_finite(a.m) && is_finite(page.m) ? max(a.m, page.m) : not_a_number();
     fa = exp_(a.m - m);
@@ -17,12 +17,12 @@ float join_output(float a, float page, float fa, float fb) {
     return o;
 }
 
-// First position that a query at `position` sees; a window of 0 sees all.
+// First position that a query at `position` sees. With window 0 it sees all positions.
 uint first_visible(uint position, uint window) {
     return window == 0 || position + 1 <= window ? 0 : position + 1 - window;
 }
 
-// sum + a.x b.x + a.y b.y + ..., in this order.
+// Returns sum + a.x b.x + a.y b.y + ..., added in this order.
 float add_products(vec4 a, vec4 b, float sum) {
     precise float s = sum;
     [[unroll]] for (uint e = 0; e < 4; e++) s = fma(a[e], b[e], s);

@@ -1,4 +1,4 @@
-// Loads of attention.comp. They go out while the ones before them are multiplied.
+// Loads of attention.comp. They are issued while earlier ones are multiplied.
 
 Head scratch_head(uint kv_head) {
     return head_of_scratch(uint64_t(scratch_k), scratch_v, max_rows, n_kv, HEAD_DIM, kv_head);
@@ -7,7 +7,8 @@ Head paged_head(uint kv_head, uint page) {
     return head_of_page(uint64_t(k), v, all_pages, n_kv, HEAD_DIM, kv_head, page);
 }
 
-// N parts of the key at row AT of H from C0 on; then their products with COUNT queries.
+// LOAD_KEYS loads N parts of the key at row AT, from C0 on. ADD_KEYS multiplies them by COUNT
+// queries.
 #define LOAD_KEYS(RAW, SCALES, H, AT, C0, N) \
     [[unroll]] for (uint c = 0; c < N; c++) { \
         RAW[c] = key_part(H, C0 + c, AT); \
@@ -20,8 +21,8 @@ Head paged_head(uint kv_head, uint page) {
             SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
     }
 
-// AHEAD turns of values from turn TURN on; past the last turn, the last one. Past the last visible
-// position, its value: other rows may hold no numbers, and 0 times those is none.
+// Loads AHEAD turns of values from turn TURN on, or the last turn again after it. After the last
+// visible position it loads that position: other rows may be NaN, and 0 times NaN is NaN.
 #define LOAD_VALUES(RAW, TURN) \
     if (all_cached) { \
         const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \

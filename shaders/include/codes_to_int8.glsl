@@ -1,15 +1,15 @@
-// Integer codes of one plane as the int8 operands of linear_matrix.glsl: 16 rows of a chunk, in
-// pieces of 16 bytes.
+// Converts integer codes of one plane to the int8 operands of linear_matrix.glsl: 16 rows of a
+// chunk, in pieces of 16 bytes.
 
-const uint COLUMNS = 128 / BITS;                        // of a piece
+const uint COLUMNS = 128 / BITS;                        // in a piece
 const uint OF_STEP = W / COLUMNS;                       // pieces of a step
-const uint STEPS = W < CHUNK ? CHUNK / W : 1;           // of a chunk
-const uint OF_ROW = STEPS * OF_STEP;                    // pieces of a row of a chunk
+const uint STEPS = W < CHUNK ? CHUNK / W : 1;           // in a chunk
+const uint OF_ROW = STEPS * OF_STEP;                    // pieces of a row in a chunk
 const uint EACH = TRELLIS ? 1 : (R * OF_ROW + SG - 1) / SG; // pieces of a lane
 
 struct Codes { uvec4 piece[EACH]; };
 
-// Piece k of this lane: its row, its place in the step, its step in the chunk.
+// Returns row, index in the step, and step in the chunk of piece k of this lane.
 uvec3 place_of(uint k) {
     const uint i = k * SG + gl_SubgroupInvocationID, in_row = i % OF_ROW;
     return uvec3(i / OF_ROW, in_row / STEPS, in_row % STEPS);
@@ -41,8 +41,8 @@ void unpack_codes(Codes codes) {
     }
 }
 
-// Value of a row with one scale.
+// Value of a row that has one scale.
 float int8_result(int sum, int xsum, float sx, uint64_t side, uint n) {
-    // Converts the sum to the one that `row_result` of codes.glsl expects of its own operands.
+    // Converts the sum to the sum of operands that `row_result` of codes.glsl expects.
     return row_result(CODE == CODE_I2 ? (sum + OFFSET * xsum) / 2 : sum, xsum, sx, side, n);
 }

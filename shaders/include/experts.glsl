@@ -1,23 +1,23 @@
-// Rows of a linear layer. Where EXPERTS is set, the layer multiplies each slot (a place in the
-// choices of a row) with the matrix of its expert, and a workgroup takes slots of one expert.
+// Rows of a linear layer. With EXPERTS, the layer multiplies each slot (an expert that a row chose)
+// by the matrix of its expert, and a workgroup has slots of one expert.
 
 layout(constant_id = 29) const bool EXPERTS = false;
 
-// Slots by expert, as choose.comp leaves them. No block has slots of two experts.
+// Slots sorted by expert, as choose.comp writes them. A block has slots of one expert only.
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Choices {
     uint blocks;
     uint experts;
-    uint room;    // for blocks
+    uint room;    // number of blocks that fit
     uint v[];     // [room, 3]: expert, first place, places; then the slots by place
 };
 
 uint own_expert = 0, all_experts = 1, row_slots = 1;
 uint64_t slots_at = 0;
 
-// The rows of activations that this workgroup takes, `most` at most: from m0 on, of the `live` rows
-// from `first` on. With EXPERTS these are places, `more[0].codes` has the choices, and `more_n` the
-// slots that share a row of activations and the workgroups that share a block, 16 bits each.
-// Returns whether there are any.
+// Sets the rows of activations of this workgroup: at most `most` from m0 on, counted in the `live`
+// rows from `first` on. With EXPERTS, rows are places, `more[0].codes` has the choices, and
+// `more_n` has the slots per row of activations and the workgroups per block, 16 bits each. Returns
+// whether there are any.
 bool take_rows(LinearArgs a, bool selected, uint most, uint more_n, Matrix more[2],
     out uint first, out uint m0, out uint live) {
     if (!EXPERTS) {
@@ -39,10 +39,10 @@ bool take_rows(LinearArgs a, bool selected, uint most, uint more_n, Matrix more[
     return m0 < live;
 }
 
-// Where row or place `i` of the activations is read, and where its products go.
+// Rows where the products and the activations of row or place `i` are stored.
 uint output_row(uint i) { return EXPERTS ? U32(slots_at).v[i] : i; }
 uint input_row(uint i) { return EXPERTS ? U32(slots_at).v[i] / row_slots : i; }
 
-// Row `row` of a matrix of n rows, among those of all experts, and how many these are.
+// Index of row `row` of an n-row matrix in the matrices of all experts, and their number of rows.
 uint matrix_row(uint n, uint row) { return EXPERTS ? own_expert * n + row : row; }
 uint matrix_rows(uint n) { return EXPERTS ? all_experts * n : n; }

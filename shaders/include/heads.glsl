@@ -1,12 +1,13 @@
-// Norm and rotation of heads, done by a linear layer's last workgroups on its output.
+// Norm and rotation of heads, by a linear layer's last workgroups on the output of the layer.
 //
-// The including file defines SG and SUBGROUPS (of a workgroup).
+// The including file defines SG and SUBGROUPS (subgroups in a workgroup).
 
 #include "last.glsl"
 
-// The matrices are those of queries, keys and values
+// The matrices of the call are those of queries, keys and values
 layout(constant_id = 11) const bool HEADS = false;
-layout(constant_id = 26) const uint FIRST_MATRIX = 0; // of those three, the first of this call
+// Index of the first of these three in this call.
+layout(constant_id = 26) const uint FIRST_MATRIX = 0;
 layout(constant_id = 12) const uint HEAD_DIM = 128;
 layout(constant_id = 13) const uint KV = 1;
 layout(constant_id = 28) const bool V_NORM = false;
@@ -16,8 +17,8 @@ shared float whole[HEADS && KV == KV_Q8 ? SUBGROUPS * HEAD_DIM : 1];
 
 #include "rope.glsl"
 
-// This workgroup has stored matrix rows n0 to n0 + rows of matrix `which` of the call, for `count`
-// rows of activations from m0 on. Activations begin at row `first`. Heads are multiples of `rows`.
+// Called after this workgroup has stored matrix rows n0 to n0 + rows of matrix `which` of the call,
+// for `count` rows of activations from m0 on, counted from row `first`. `rows` divides a head.
 void finish_heads(uint64_t epilogue_, uint which, uint n0, uint rows, uint m0, uint count,
     uint first) {
     RopeEpilogue epilogue = RopeEpilogue(epilogue_);

@@ -1,8 +1,8 @@
-// The last workgroup of a block of rows joins attention's page partials and prepares them as
-// row.comp does.
+// The last workgroup of a block of rows merges the page partials of attention and prepares the
+// result as row.comp does.
 //
-// The including file defines SG, HEAD_DIM, GQ and TEAMS (subgroups of a workgroup). A workgroup is
-// (part of the query heads, block of rows, page).
+// The including file defines SG, HEAD_DIM, GQ and TEAMS (subgroups in a workgroup). Workgroup
+// indices are (part of the query heads, block of rows, page).
 
 #include "args.glsl"
 #include "last.glsl"
@@ -19,13 +19,13 @@ const bool ONE_SCALE = JOIN && INT8 && GROUP_COLS == 0;
 const uint BLOCKS = COLS / 128;
 const uint BLOCKS_EACH = (BLOCKS + TEAMS - 1) / TEAMS;
 
-shared float row_parts[1]; // reduce.glsl takes maxima and sums of integers here
+shared float row_parts[1]; // not used; reduce.glsl reduces integers here
 shared int row_sums[ONE_SCALE ? TEAMS : 1];
 
 #include "reduce.glsl"
 
-// Rounds a row by the largest of all its magnitudes. Its heads are joined, and lie in the place of
-// their first page's partials.
+// Rounds a row with one scale, by its largest magnitude. Its merged heads are stored in place of
+// the partials of their first pages.
 void round_joined(RowArgs a, uint index, uint r) {
     float v[BLOCKS_EACH][PER];
     uint most = 0;
@@ -44,14 +44,14 @@ void round_joined(RowArgs a, uint index, uint r) {
     if (gl_LocalInvocationIndex == 0) store_row_scale(a, r, most, sum);
 }
 
-// Live rows i0 to i0 + rows, of the step's rows from `first` on; their partials come from `pages`
-// workgroups.
+// Merges live rows i0 to i0 + rows, counted from row `first` of the step. `pages` workgroups wrote
+// their partials.
 void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages,
     uint heads, uint slots) {
     RowEpilogue epilogue = RowEpilogue(epilogue_);
     RowArgs a = epilogue.args;
     a.slots = slots;
-    // Counters of a block of rows: one a part of the heads, one for all of them.
+    // Counters of a block of rows: one for each part of the heads, and one for all parts.
     const uint counter = gl_WorkGroupID.y * (heads + 1);
     if (!is_last(epilogue.counts, counter + gl_WorkGroupID.x, pages)) return;
     const uint blocks = GQ * HEAD_DIM / 128, first_block = gl_WorkGroupID.x * blocks;

@@ -1,10 +1,10 @@
-// Storage formats of keys and values: KvFormat of crates/base/src/compute/plan.rs. The including
-// file has declared the constant KV.
+// Storage formats of keys and values: KvFormat in crates/base/src/compute/plan.rs. The including
+// file defines the constant KV.
 
-// KV_Q8: int8 codes, then f16 scales, one a group of channels
+// KV_Q8: int8 codes, then f16 scales, one for each group of channels
 const uint KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2;
 
-// Channels of a key that lie together: 16 bytes.
+// Adjacent channels of a key, which have 16 bytes.
 const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
 
 // Channels that share a scale.
@@ -13,7 +13,7 @@ const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
 // Bytes of four channels.
 const uint FOUR_BYTES = 64 / KB;
 
-// The scale at an address. Formats without scales give 1.
+// Returns the scale at an address, or 1 for formats without scales.
 float scale_from(uint64_t at) { return KV == KV_Q8 ? float(F16(at).v[0]) : 1.0; }
 
 vec4 decode(uint codes, float scale) {
@@ -21,7 +21,7 @@ vec4 decode(uint codes, float scale) {
     return v;
 }
 
-// Channels 4 part ... 4 part + 3 of the KB channels in 16 bytes.
+// Returns channels 4 part ... 4 part + 3 of the KB channels in 16 bytes.
 vec4 four(uvec4 w, uint part, float scale) {
     if (KV == KV_F32) return uintBitsToFloat(w);
     if (KV == KV_F16)
@@ -29,7 +29,7 @@ vec4 four(uvec4 w, uint part, float scale) {
     return decode(w[part], scale);
 }
 
-// Four channels as stored.
+// Four channels as stored, in the first words.
 uvec4 raw_from(uint64_t at) {
     if (KV == KV_F32) return U32x4(at).v[0];
     return KV == KV_Q8 ? uvec4(U32(at).v[0], 0, 0, 0) : uvec4(U32x2(at).v[0], 0, 0);

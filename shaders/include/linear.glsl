@@ -1,23 +1,23 @@
-// Linear layers with integer codes: packed weight rows times M rows of int8 activations, by one
+// Linear layers with integer codes: NR packed weight rows times M rows of int8 activations, by a
 // team of LANES lanes.
 //
-// A team walks NR matrix rows side by side, a step of W columns a lane. Integer sums are exact.
-// Where groups of columns have scales, part p of 32 adds up steps p, p + 32, ... in order: of each
-// step the first group, its minimum, and the second group. The parts are joined two by two, 16
-// apart, then 8, 4, 2, 1. Every kernel does so for any shape, and gives the same bits. Layout of
+// In each round, a lane computes one step of W columns of all NR rows. Integer sums are exact. If
+// groups of columns have scales, part p of 32 adds up steps p, p + 32, ... in order: of each step
+// the first group, its minimum, and the second group. The parts are added in pairs that are 16
+// apart, then 8, 4, 2, 1. Every kernel does so for any shape, so all have the same bits. Layout of
 // the codes: crates/vulkan/src/lower/layout.rs.
 //
-// The including file defines M, NR, U (rounds whose loads are in flight together), LANES, CODE,
-// SIDE, W (columns of a step) and GROUPED.
+// The including file defines M, NR, U (rounds that are loaded at the same time), LANES, CODE, SIDE,
+// W (columns of a step) and GROUPED.
 
 #include "codes.glsl"
 #include "side.glsl"
 #include "steps.glsl"
 
-const uint XQ = W / 16;           // 16-byte loads of a step's activations
+const uint XQ = W / 16;           // 16-byte loads of activations per step
 const uint FOURS = W / 4 / G;     // groups of four columns that share a scale
-const uint QP = GROUPED ? 32 / LANES : 1; // parts of a lane
-// With more rows, addresses of their scales and sums fill AMD's scalar registers; offsets do not.
+const uint QP = GROUPED ? 32 / LANES : 1; // parts per lane
+// With more rows, the addresses of their scales and sums would fill AMD's scalar registers.
 const bool BY_OFFSET = HAS_MIN && M > 8;
 
 int join_parts(int a, int b) {
@@ -26,14 +26,14 @@ int join_parts(int a, int b) {
     return floatBitsToInt(both);
 }
 
-// Matrix rows n0 to n0 + NR times rows m0 to m0 + M of the `live` rows of activations, which begin
-// at row `first`.
+// Multiplies matrix rows n0 to n0 + NR by rows m0 to m0 + M of the `live` rows of activations,
+// which begin at row `first`.
 void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     const uint lane = gl_SubgroupInvocationID % LANES;
 
-    // Rows beyond the last are computed again and not stored. Data that the whole team reads has
-    // one address, to which each lane adds 32 bits of its own. On some devices loads of that form
-    // need no further instruction.
+    // Rows after the last one are computed again but not stored. Data that the whole team reads has
+    // one address, to which each lane adds a 32-bit offset. On some devices such loads need no
+    // further instruction.
     uint64_t x[M], sx[M], sums[M], side[NR];
     uint at_sx[M];
     RowCodes codes[NR];
@@ -58,9 +58,9 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         [[unroll]] for (uint q = 0; q < QP; q++) fsum[q][i] = 0.0;
     }
 
-    const uint ROUND = LANES * QP; // steps of a round of all parts
+    const uint ROUND = LANES * QP; // steps in a round of all parts
     for (uint s0 = 0; s0 < a.steps; s0 += ROUND * U) {
-        // Loads of all U rounds come first, so that they are in flight together.
+        // All U rounds are loaded first, so that the loads are in flight at the same time.
         StepCodes w[U * QP][NR];
         uvec4 words[U * QP][NR];
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
@@ -80,7 +80,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                 uvec4 xs[XQ];
                 [[unroll]] for (uint q = 0; q < XQ; q++)
                     xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
-                float sxg[G], base[G]; // base: what a minimum is multiplied by
+                float sxg[G], base[G]; // base: factor of a minimum
                 int xsum[G];
                 const uint at = at_sx[m] + s * (4 * G);
                 [[unroll]] for (uint g = 0; g < G; g++) {
@@ -97,7 +97,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                     [[unroll]] for (uint g = 0; g < G; g++) {
                         int d = GROUPED ? 0 : isum[k];
                         [[unroll]] for (uint f = 0; f < FOURS; f++) {
-                            const uint k4 = g * FOURS + f; // which four columns
+                            const uint k4 = g * FOURS + f; // index of four columns
                             d += dotPacked4x8EXT(
                                 int(operand_of(w[u][i], k4)), int(xs[k4 / 4][k4 % 4]));
                         }
@@ -116,10 +116,10 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         }
     }
 
-    // Joins the parts of one lane, then those of others. The lanes divide the values among them: a
-    // lane ends with PER_LANE values. Where there are fewer values than lanes, SPARE lanes have the
-    // same one.
-    int y[NR * M]; // of floats, their bits
+    // Adds the parts of each lane, then those of different lanes. The values are divided among the
+    // lanes, and a lane ends with PER_LANE of them. If there are fewer values than lanes, SPARE
+    // lanes have the same value.
+    int y[NR * M]; // integers, or the bits of floats
     [[unroll]] for (uint i = 0; i < NR * M; i++) {
         if (GROUPED) {
             [[unroll]] for (uint d = QP / 2; d > 0; d /= 2)

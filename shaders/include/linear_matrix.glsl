@@ -1,17 +1,17 @@
-// Linear layers by matrix instructions of any shape that a device lists. Codes become int8 once for
-// up to NT tiles of NN rows of activations. Products of int8 are exact, and are scaled once. The
-// including file defines PIECE (a vector of 32-bit words) and PIECE_BYTES.
+// Linear layers by matrix instructions of any shape that a device lists. Codes are converted to
+// int8 once for up to NT tiles of NN rows of activations. Products of int8 are exact and are scaled
+// once. The including file defines PIECE (a vector of 32-bit words) and PIECE_BYTES.
 //
-// A subgroup has 16 matrix rows. It unpacks a chunk of 128 columns of them into its piece of shared
-// memory and multiplies it by the same columns of the activations, which lie beside it. With few
-// rows of activations, the subgroups of a workgroup have the same matrix rows and different chunks,
-// and their sums are joined at the end. With MANY, they have different matrix rows and walk all
-// chunks together, so that the activations are fetched once for all of them.
+// A subgroup has 16 matrix rows. It unpacks a chunk of 128 columns of them into its part of shared
+// memory and multiplies it by the same columns of the activations, also in shared memory. With few
+// rows of activations, the subgroups of a workgroup have the same matrix rows but different chunks,
+// and their sums are added at the end. With MANY, they have different matrix rows and process all
+// chunks in step, so that the activations are loaded once for all of them.
 //
-// codes_to_int8.glsl and trellis_to_int8.glsl decode the codes. Where each group of columns has a
-// scale, a chunk is one group and the sums are those of linear.glsl, bit for bit: a subgroup walks
-// its parts in the order in which they are joined. The code assumes no place for an element of a
-// matrix: scales are matrices too, with equal rows or columns.
+// codes_to_int8.glsl and trellis_to_int8.glsl decode the codes. If groups of columns have scales, a
+// chunk is one group and the sums have the bits of linear.glsl: a subgroup computes its parts in
+// the order in which they are added. No element of a matrix is assumed to be in a certain lane:
+// scales are matrices too, with equal rows or columns.
 
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
@@ -25,7 +25,7 @@ layout(constant_id = 2) const uint NT = 1;       // tiles of NN rows of activati
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const bool GROUPED = false;
-layout(constant_id = 7) const bool MANY = false; // not with groups
+layout(constant_id = 7) const bool MANY = false; // not with GROUPED
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 14) const uint MM = 16;     // the device's shape: MM x KK times KK x NN
@@ -41,9 +41,9 @@ const uint SUBGROUPS = T / SG;
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
-    uint more_n;    // rows of the matrices beside it, 16 bits each; 0: there is none
+    uint more_n;    // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;  // of HEADS
+    uint64_t epilogue;  // for HEADS
 };
 
 #define Weights coopmat<int8_t, gl_ScopeSubgroup, MM, KK, gl_MatrixUseA>
@@ -53,33 +53,33 @@ layout(push_constant, scalar) uniform Push {
 #define BY_ROWS gl_CooperativeMatrixLayoutRowMajor
 #define BY_COLUMNS gl_CooperativeMatrixLayoutColumnMajor
 
-const uint CHUNK = 128;                   // columns that a subgroup unpacks at a time
-const uint R = 16, RT = R / MM;           // matrix rows of a subgroup, and their tiles
+const uint CHUNK = 128;                   // columns that a subgroup unpacks at once
+const uint R = 16, RT = R / MM;           // matrix rows of a subgroup, and tiles of them
 const uint C = NT * NN;                   // rows of activations
 const bool TRELLIS = CODE == CODE_TRELLIS;
-// From row to row in shared memory: 16 bytes more than a chunk, so that rows begin in other banks.
+// Pieces between rows in shared memory, 16 bytes more than a chunk to start in different banks.
 const uint PITCH = (CHUNK + 16) / PIECE_BYTES, PLANE = R * PITCH;
 const uint WORDS_OF_PIECE = PIECE_BYTES / 4;
-const uint TILE = R * NN / WORDS_OF_PIECE; // products of one tile of activations
+const uint TILE = R * NN / WORDS_OF_PIECE; // pieces of the products of one tile
 const uint AREA = PLANE > TILE ? PLANE : TILE;
-const uint OWNERS = MANY ? 1 : SUBGROUPS;  // of activations
+const uint OWNERS = MANY ? 1 : SUBGROUPS;  // parts of shared memory with activations
 const uint OWNER_THREADS = T / OWNERS;
 shared PIECE stage[SUBGROUPS * AREA + OWNERS * C * PITCH];
 const uint FACTORS = GROUPED ? R + C : 1;
-// Scales of the group: of the matrix rows, then of the activations.
+// Scales of the current group: of the matrix rows, then of the activations.
 shared float factors[SUBGROUPS * FACTORS];
-const uint PARTS = GROUPED ? 32 / SUBGROUPS : 1; // of a subgroup
+const uint PARTS = GROUPED ? 32 / SUBGROUPS : 1; // per subgroup
 const uint LEVELS = PARTS > 4 ? 3 : PARTS > 2 ? 2 : 1;
 
-// Orders shared memory among the threads that work together: writes before the fence are visible
-// after it, and reads before it precede later writes.
+// Orders shared memory among threads that share it: writes before the fence are visible after it,
+// and reads before it precede later writes.
 void fence() {
     if (MANY) barrier();
     else controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
                         gl_SemanticsAcquireRelease);
 }
 
-// Columns 16 i to 16 i + 15 of matrix row `row` of a chunk.
+// Stores columns 16 i to 16 i + 15 of matrix row `row` of a chunk.
 void put(uint row, uint i, uvec4 columns) {
     const uint at = gl_SubgroupID * AREA + row * PITCH + i * (16 / PIECE_BYTES);
     PUT(at, columns);
@@ -88,7 +88,7 @@ void put(uint row, uint i, uvec4 columns) {
 #include "codes_to_int8.glsl"
 #include "trellis_to_int8.glsl"
 
-// A thread's share of a chunk that is being fetched.
+// Pieces of activations and factors that a thread loads for a chunk.
 const uint X_EACH = (C * (CHUNK / 16) + OWNER_THREADS - 1) / OWNER_THREADS;
 const uint F_EACH = (FACTORS + SG - 1) / SG;
 struct Chunk {
@@ -98,14 +98,14 @@ struct Chunk {
     float factor[F_EACH];
 };
 
-// Piece k of this thread's activations of a chunk: its row, and which 16 columns.
+// Returns the row and the group of 16 columns of this thread's piece k of a chunk's activations.
 uvec2 x_place(uint k) {
     const uint i = k * OWNER_THREADS + (MANY ? gl_LocalInvocationID.x : gl_SubgroupInvocationID);
     return uvec2(i / (CHUNK / 16), i % (CHUNK / 16));
 }
 
-// Fetches chunk c for matrix rows from n0 on and rows of activations from m0 on. Past the last row,
-// the last row is fetched again.
+// Loads chunk c, for matrix rows from n0 on and rows of activations from m0 on. After the last row,
+// the last row is loaded again.
 void fetch(LinearArgs a, uint n0, uint m0, uint first, uint live, uint c, inout Chunk chunk) {
     if (TRELLIS) fetch_tiles(a, n0, c, chunk.tiles);
     else fetch_codes(a, n0, c, chunk.codes);
@@ -142,7 +142,7 @@ void unpack(Chunk chunk, uint x0) {
 void main() {
     const uint live = live_rows(args.step_, SELECTED), m0 = gl_WorkGroupID.x * C;
     if (m0 > 0 && m0 >= live) return;
-    const uint ROWS = MANY ? SUBGROUPS * R : R; // of a workgroup
+    const uint ROWS = MANY ? SUBGROUPS * R : R; // per workgroup
     LinearArgs a = args;
     uint block = gl_WorkGroupID.y, which = 0;
     [[unroll]] for (uint i = 0; i < 2; i++) {
@@ -174,15 +174,15 @@ void main() {
         const uint turned = PARTS > 1 ? bitfieldReverse(turn) / (0x80000000u / (PARTS / 2)) : 0;
         const uint part = (MANY ? 0 : gl_SubgroupID) + SUBGROUPS * turned;
         fetch(a, n0, m0, first, live, min(part, chunks - 1), chunk);
-        // Every subgroup takes the same number of rounds: some drivers take its barriers for the
-        // workgroup's.
+        // All subgroups have the same number of rounds, because some drivers treat a subgroup's
+        // barrier as one of the workgroup.
         const uint end = part + (chunks + walk - 1) / walk * walk;
         for (uint c = part; c < end; c += walk) {
             fence();
             unpack(chunk, x0);
             fence();
-            // The next codes are fetched while these are multiplied. After the last codes, the last
-            // ones are fetched again.
+            // The next codes are loaded while these are multiplied. After the last codes, the last
+            // ones are loaded again.
             fetch(a, n0, m0, first, live, min(c + walk, chunks - 1), chunk);
             [[unroll]] for (uint k = 0; k < CHUNK; k += KK) {
                 if (c * CHUNK + k < cols) {
@@ -218,7 +218,7 @@ void main() {
                     }
                 }
         }
-        // The part is joined with the one that waits for it, then waits itself.
+        // Adds the part to the one that waits for it, or keeps it until the next part is done.
         if (GROUPED)
             [[unroll]] for (uint level = 0; level < LEVELS; level++)
                 [[unroll]] for (uint t = 0; t < RT; t++)
@@ -233,7 +233,7 @@ void main() {
                 [[unroll]] for (uint n = 0; n < NT; n++) parts[t][n] = Sums(0.0);
     }
 
-    // Joins the parts of the subgroups, a tile of activations at a time. A thread takes some
+    // Adds the parts of the subgroups, one tile of activations at a time. A thread adds some of the
     // elements.
     const uint thread = MANY ? gl_SubgroupInvocationID : gl_LocalInvocationID.x;
     const uint threads = MANY ? SG : T;

@@ -1,4 +1,4 @@
-// Steps of columns as operands of matrix instructions, for linear_few and linear_many. The
+// Operands of matrix instructions from steps of columns, for linear_few and linear_many. The
 // including file defines CODE, SIDE and W (columns of a step).
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
@@ -13,23 +13,23 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer In
 #include "side.glsl"
 #include "steps.glsl"
 
-// Two steps of 32 columns or a longer one lie in shared memory at a time, as int8 in pieces of 16
-// bytes. A piece of zeros lies between the pieces of two groups, so that a product has the columns
-// of one group: from the first piece on those of the first group, from the second piece on those of
-// the other one. From row to row it is a piece more, so that rows begin in different banks.
+// Shared memory has two steps of 32 columns, or one longer step, as int8 in pieces of 16 bytes. A
+// piece of zeros separates the pieces of two groups, so that a product covers one group: from the
+// first piece on, the first group, and from the second piece on, the other one. Rows are one piece
+// longer, so that they begin in different banks.
 const uint PIECES = G == 2 ? 3 : W / 16;
 const uint PITCH = (W > 32 ? W : 64) / 16 + 1; // of activations
 const uint PITCH_CODES = (W > 32 ? 1 : 2) * PIECES + 1;
 
-// The int8 operands of columns 16 i to 16 i + 15 of a step.
+// Returns the int8 operands of columns 16 i to 16 i + 15 of a step.
 uvec4 columns_of(StepCodes codes, uint i) {
     uvec4 columns;
     [[unroll]] for (uint e = 0; e < 4; e++) columns[e] = int8_of(operand_of(codes, 4 * i + e));
     return columns;
 }
 
-// The sum of a part with one more group, in the order of linear.glsl. `base` is the scaled sum of
-// the activations.
+// Adds one more group to the sum of a part, in the order of linear.glsl. `base` is the scaled sum
+// of the activations.
 float add_group(int product, float sx, float scale, float base, float least, float sum) {
     precise float d = intBitsToFloat(product) - MAGIC;
     precise float scaled = d * sx;

@@ -1,25 +1,25 @@
 // The last workgroup of a linear layer adds its output to the residual stream, normalises the sum
-// and prepares it for the next linear layer, as row.comp does. The row lies in shared memory
-// meanwhile: registers that a few instructions at the end need would be missing in the main loop.
+// and prepares it for the next linear layer, as row.comp does. The row is in shared memory, because
+// registers for these last instructions would not be available to the main loop.
 //
-// The including file defines SG and SUBGROUPS (of a workgroup). The layer has one matrix, and its
-// workgroups take all rows of activations.
+// The including file defines SG and SUBGROUPS (subgroups in a workgroup). The layer must have one
+// matrix, and its workgroups must process all rows of activations.
 
 #include "last.glsl"
 
 layout(constant_id = 20) const bool NORM = false;
-layout(constant_id = 21) const uint DIM = 128;            // of the stream
-layout(constant_id = 22) const bool NEXT_PREPARE = false; // else the norm is all that is wanted
+layout(constant_id = 21) const uint DIM = 128;            // columns of the stream
+layout(constant_id = 22) const bool NEXT_PREPARE = false; // otherwise only the norm is stored
 layout(constant_id = 23) const bool NEXT_HADAMARD = false;
 layout(constant_id = 24) const bool NEXT_INT8 = false;
-layout(constant_id = 25) const uint NEXT_GROUP = 0;       // columns that share a scale; 0: all
+layout(constant_id = 25) const uint NEXT_GROUP = 0;       // columns with one scale; 0: all
 
 const uint TEAMS = SUBGROUPS;
 const uint DIM_BLOCKS = (DIM + 127) / 128;
 const uint BLOCKS_EACH = (DIM_BLOCKS + TEAMS - 1) / TEAMS;
-const uint BATCH = BLOCKS_EACH < 6 ? BLOCKS_EACH : 6; // blocks whose loads are in flight together
+const uint BATCH = BLOCKS_EACH < 6 ? BLOCKS_EACH : 6; // blocks that are loaded at the same time
 
-shared float stream_row[NORM ? DIM_BLOCKS * 128 : 1]; // a lane has its own columns
+shared float stream_row[NORM ? DIM_BLOCKS * 128 : 1]; // each lane uses its own columns
 shared float row_parts[NORM ? (DIM_BLOCKS > TEAMS ? DIM_BLOCKS : TEAMS) : 1];
 shared int row_sums[NORM ? TEAMS : 1];
 
@@ -38,7 +38,7 @@ void take_block(uint block, out float v[PER]) {
 
 #define BLOCK(B) (gl_SubgroupID + (b0 + (B)) * TEAMS)
 
-// x = (x + rmsnorm(add) w_add) scale; leaves rmsnorm(x) w in shared memory.
+// x = (x + rmsnorm(add) w_add) scale. Leaves rmsnorm(x) w in shared memory.
 void norm_stream(RowArgs a, uint r) {
     for (uint b0 = 0; b0 < BLOCKS_EACH; b0 += BATCH) {
         float added[BATCH][PER];
@@ -79,7 +79,8 @@ void norm_stream(RowArgs a, uint r) {
     }
 }
 
-// Prepares the row in shared memory for the next linear layer, see prepare_row() in whole_row.glsl.
+// Prepares the row in shared memory for the next linear layer, like prepare_row() in
+// whole_row.glsl.
 void prepare_stream(RowArgs a, uint r) {
     const bool one_scale = NEXT_INT8 && NEXT_GROUP == 0;
     uint most = 0;
@@ -108,7 +109,7 @@ void prepare_stream(RowArgs a, uint r) {
     if (gl_LocalInvocationIndex == 0) store_row_scale(a, r, most, sum);
 }
 
-// This workgroup, one of `parties`, has stored its matrix rows for the `live` rows from `first` on.
+// Called after this workgroup, one of `parties`, has stored its matrix rows for all `live` rows.
 void finish_norm(uint64_t epilogue_, uint parties, uint first, uint live) {
     RowEpilogue epilogue = RowEpilogue(epilogue_);
     RowArgs a = epilogue.args;

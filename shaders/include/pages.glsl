@@ -1,8 +1,8 @@
-// Attention's page partials joined into rows. Needs args.glsl, attention.glsl and row.glsl.
+// Merges page partials of attention into rows. Needs args.glsl, attention.glsl and row.glsl.
 
 // Partials are [live row, heads, slots, head_dim + 2]: channels, then the largest score and the sum
-// of exponentials. `row_partials` is the address of a row's partials, and `head_partials` gives the
-// bytes from there to the partials of a column's head.
+// of exponentials. `row_partials` returns the address of a row's partials, and `head_partials` the
+// offset in bytes of the partials of a column's head.
 uint64_t row_partials(RowArgs a, uint index, uint cols, uint head_dim) {
     return uint64_t(a.x) + uint64_t(index) * (cols / head_dim * a.slots * (head_dim + 2) * 4);
 }
@@ -10,9 +10,9 @@ uint head_partials(RowArgs a, uint col, uint head_dim) {
     return col / head_dim * (a.slots * (head_dim + 2) * 4);
 }
 
-// Joins the page partials of a block of attention's live row `index`, in page order.
+// Merges the page partials of a block of attention's live row `index`, in page order.
 void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
-    const uint AHEAD = 4; // pages whose loads are in flight together
+    const uint AHEAD = 4; // pages that are loaded at the same time
     const uint position = a.step_.v[STEP_POSITIONS * a.max_rows + a.step_.first + index];
     const uint pages = position / PAGE - first_visible(position, a.window) / PAGE + 1;
     const uint col = min(column(block), cols - PER), head = head_partials(a, col, head_dim);
@@ -46,8 +46,7 @@ void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out
     }
 }
 
-// Stores a joined block in the place of its first page's channels, where another workgroup reads
-// it.
+// Stores a merged block in place of its first page's channels. Another workgroup reads it there.
 void store_joined(RowArgs a, uint index, uint block, uint cols, uint head_dim, float v[PER]) {
     const uint col = column(block), at = head_partials(a, col, head_dim) + col % head_dim * 4;
     SharedF32 to = SharedF32(row_partials(a, index, cols, head_dim) + uint64_t(at));

@@ -1,17 +1,17 @@
-// Sums and maxima over a row of blocks, found by the TEAMS subgroups of a workgroup together. Each
-// subgroup has some of the blocks; see row.glsl. All invocations call these functions, and all get
-// the result.
+// Sums and maxima over the blocks of a row, by the TEAMS subgroups of a workgroup. Each subgroup
+// has some of the blocks, see row.glsl. All invocations must call these functions, and all get the
+// result.
 //
-// The including file defines TEAMS and has shared memory: floats `row_parts`, one a block and at
-// least one a team, and integers `row_sums`, one a team.
+// The including file defines TEAMS and shared memory: floats `row_parts`, one per block and at
+// least one per team, and integers `row_sums`, one per team.
 
-// A block's part of the sum of squares.
+// Stores the sum of squares of a block.
 void keep_squares(float v[PER], uint block, uint cols) {
     const float sum = sum_squares(v);
     if (gl_SubgroupInvocationID == 0 && block * 128 < cols) row_parts[block] = sum;
 }
 
-// 1 / sqrt(mean square + eps) of a row whose blocks are all kept.
+// 1 / sqrt(mean square + eps) of a row, after `keep_squares` was called for all blocks.
 float inv_rms_of_parts(uint cols, float eps) {
     barrier();
     precise float all = 0.0;
@@ -23,7 +23,7 @@ float inv_rms_of_parts(uint cols, float eps) {
     return inverse_root(mean);
 }
 
-// The largest magnitude, as bits.
+// Returns the largest magnitude, as bits.
 uint reduce_max(uint most) {
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) most = max(most, subgroupShuffleXor(most, d));
     if (gl_SubgroupInvocationID == 0) row_sums[gl_SubgroupID] = int(most);
@@ -46,7 +46,7 @@ int reduce_int(int v) {
     return all;
 }
 
-// Stores the scale and the sum of row `r` of int8 values, whose largest magnitude has these bits.
+// Stores the scale and the sum of row `r` of int8 values. `row_max` has the bits of its maximum.
 void store_row_scale(RowArgs a, uint r, uint row_max, int sum) {
     a.scales.v[r] = step_of(scale_of(row_max), 127.0);
     a.sums.v[r] = sum;

@@ -1,18 +1,19 @@
-// RMSNorm and rotation of one head of queries or keys by one subgroup. Keys and values go to this
-// step's scratch rows.
+// RMSNorm and rotation of one head of queries or keys by one subgroup. Keys and values are stored
+// in the scratch rows of the step.
 //
 // The including file defines SG, HEAD_DIM, KV, V_NORM (values are normed, without weights) and
-// SUBGROUPS (of a workgroup). Where KV is q8, it has shared memory `whole` [SUBGROUPS * HEAD_DIM].
+// SUBGROUPS (subgroups in a workgroup). For q8, it has shared memory `whole` [SUBGROUPS *
+// HEAD_DIM].
 
 const uint HALF = HEAD_DIM / 2;
 const uint PAIRS_OF_LANE = (HALF + SG - 1) / SG;
 
-const uint GROUP = GROUP_OF(HEAD_DIM), GROUPS = HEAD_DIM / GROUP; // of channels with one scale
-const uint WIDE = SG < GROUP ? SG : GROUP;                        // lanes that work on a group
+const uint GROUP = GROUP_OF(HEAD_DIM), GROUPS = HEAD_DIM / GROUP; // channels with one scale
+const uint WIDE = SG < GROUP ? SG : GROUP;                        // lanes per group
 const uint TURNS = GROUP / WIDE;
 
-// Where a key or value of row `r` begins in scratch: an address that all lanes share, and bytes
-// from there to a channel.
+// Address of a key or value of row `r` in scratch, which is the same for all lanes, and offset of a
+// channel in bytes.
 uint64_t stored_at(RopeArgs a, bool key, uint h, uint r) {
     if (key) return a.scratch_k + uint64_t(h * (HEAD_DIM / KB) * a.max_rows + r) * 16;
     return a.scratch_v + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 16 / KB);
@@ -28,8 +29,8 @@ void store(RopeArgs a, bool key, uint h, uint d, uint r, float value) {
     else whole[gl_SubgroupID * HEAD_DIM + d] = value;
 }
 
-// Rounds the head in `whole`. The scale of a group is a 127th of its largest magnitude, as the f16
-// that is stored: NaN where an f16 is too small for it.
+// Rounds the head in `whole`. The scale of a group is 1/127 of its largest magnitude, rounded to
+// f16 as it is stored. It is NaN if an f16 cannot hold it.
 void store_codes(RopeArgs a, bool key, uint h, uint r) {
     if (KV != KV_Q8) return;
     subgroupBarrier();
@@ -63,7 +64,7 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
     subgroupBarrier(); // before `whole` is written again
 }
 
-// 1 / sqrt(mean square + eps) of a head, of which each lane has summed a part.
+// 1 / sqrt(mean square + eps) of a head. `part` is the sum of squares of a lane.
 float inv_rms_of_head(float part, float eps) {
     precise float s = part;
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
@@ -71,8 +72,8 @@ float inv_rms_of_head(float part, float eps) {
     return inverse_root(mean);
 }
 
-// Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of
-// both halves.
+// Processes head `head` of row `r`, counted over queries, keys and values. Lane i has elements i, i
+// + SG, ... of both halves.
 void rope_head(RopeArgs a, uint head, uint r) {
     const uint lane = gl_SubgroupInvocationID;
     if (head >= a.n_heads + a.n_kv) {
@@ -125,7 +126,7 @@ void rope_head(RopeArgs a, uint head, uint r) {
         const float cos_ = turn.v[0], sin_ = turn.v[HALF];
         precise float rx = fma(nx, cos_, -(ny * sin_));
         precise float ry = fma(ny, cos_, nx * sin_);
-        // Keys as the twin leaves them; no kernel reads them afterwards.
+        // The reference also stores rotated keys here. No kernel reads them.
         SharedF32 to = SharedF32(at + uint64_t(d * 4));
         to.v[0] = rx;
         to.v[HALF] = ry;

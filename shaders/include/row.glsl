@@ -1,20 +1,20 @@
-// Work on rows of activations in blocks of 128 columns. A subgroup takes a block, and a lane PER
-// neighbouring columns of it. The order of sums depends on the shape alone, not on the number of
+// Work on rows of activations in blocks of 128 columns. A subgroup has a block, and a lane PER
+// adjacent columns of it. The order of sums depends only on the shape, not on the number of
 // threads.
 //
 // The including file defines SG.
 
-const uint PER = 128 / SG; // columns of a block that a lane has
+const uint PER = 128 / SG; // columns of a block in a lane
 
-// The first column of this lane in a block.
+// Returns the first column of this lane in a block.
 uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
 
-// Rows of a length that lanes divide evenly are loaded in large pieces. Columns outside are loaded
-// too and dropped: unconditional loads go out together. Rows of other lengths (no model has them)
-// are loaded column by column.
+// Rows of a length that lanes divide evenly are loaded in large pieces. Columns outside of the row
+// are loaded and dropped, because unconditional loads are issued together. Rows of other lengths,
+// which no model has, are loaded column by column.
 //
-// Data that the subgroup shares has one address, to which each lane adds 32 bits of its own. On
-// some devices loads and stores of that form need no further instruction.
+// Data that the subgroup shares has one address, to which each lane adds a 32-bit offset. On some
+// devices such loads and stores need no further instruction.
 #define LOAD_BLOCK(NAME, FLOATS, FOURS) \
     void NAME(FLOATS from, uint row, uint block, uint cols, out float v[PER]) { \
         const uint64_t base = uint64_t(from) + uint64_t(row) * (4 * cols); \
@@ -51,7 +51,7 @@ void store_block(F32 to, uint row, uint block, uint cols, float v[PER]) {
     }
 }
 
-// Sum of squares of a block, in every lane.
+// Returns the sum of squares of a block, in every lane.
 float sum_squares(float v[PER]) {
     precise float s = 0.0;
     [[unroll]] for (uint i = 0; i < PER; i++) s = fma(v[i], v[i], s);
@@ -78,7 +78,7 @@ void scale_block(inout float v[PER], float inv, float w[PER]) {
     }
 }
 
-// Sign bits of 32 columns: a column is negated where its bit is set; see tensor/hadamard.rs.
+// Sign bits of 32 columns. A set bit negates its column; see tensor/hadamard.rs.
 uint signs(uint word) {
     uint h = (word + 1) * 0x9e3779b9u;
     h = (h ^ h >> 16) * 0x21f0aaadu;
@@ -90,7 +90,7 @@ float with_sign(float v, uint col) {
     return uintBitsToFloat(floatBitsToUint(v) ^ ((signs(col / 32) >> (col % 32) & 1) << 31));
 }
 
-// Butterflies of a block: strides 64 ... PER between lanes, the rest within one.
+// Butterflies of a block: strides 64 ... PER between lanes, the others inside each lane.
 void butterflies(inout float v[PER]) {
     const uint lane = gl_SubgroupInvocationID;
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
@@ -111,7 +111,7 @@ void butterflies(inout float v[PER]) {
 
 const float INV_SQRT_128 = 0.08838835; // hadamard::SCALE
 
-// Signs, then butterflies.
+// Hadamard transform of a block: signs, then butterflies.
 void hadamard(inout float v[PER], uint block) {
     [[unroll]] for (uint i = 0; i < PER; i++) v[i] = with_sign(v[i], column(block) + i);
     butterflies(v);
@@ -121,26 +121,27 @@ void hadamard(inout float v[PER], uint block) {
     }
 }
 
-// Bits of the largest magnitude of this lane's part of a block.
+// Bits of the largest magnitude in this lane's part of a block.
 uint largest(float v[PER]) {
     uint most = 0;
     [[unroll]] for (uint i = 0; i < PER; i++) most = max(most, magnitude(v[i]));
     return most;
 }
 
-const uint TRIED = 8; // scales of a group
+const uint TRIED = 8; // candidates for the scale of a group
 
-// Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, and the scales and
-// sums of the groups are stored. In a row of one scale (group 0), `row_max` has the bits of its
+// Rounds a block of row `r` to int8. `group` columns share a scale, and the scales and sums of the
+// groups are stored. With one scale for the row (group 0), `row_max` has the bits of the row's
 // largest magnitude. Returns the sum of this lane's integers.
 int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint group, uint row_max) {
-    const uint col = column(block), lanes = group / PER; // of a group
+    const uint col = column(block), lanes = group / PER; // in a group
     uint most = group == 0 ? row_max : largest(v);
     if (group != 0)
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
             if (d < lanes) most = max(most, subgroupShuffleXor(most, d));
     const Scale scale = scale_of(most);
-    // The largest becomes 127; in a group, the best of TRIED numbers, see reference/rows.rs.
+    // The largest value becomes 127, or in a group the best of TRIED numbers, see
+    // reference/rows.rs.
     float top = 127.0, least = 3.4e38;
     if (group != 0)
         [[dont_unroll]] for (uint k = 0; k < TRIED; k += 4) {
@@ -189,7 +190,7 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
             products += subgroupShuffleXor(products, d);
         }
     if (col % group == 0 && col < cols) {
-        // The scale that fits the codes by least squares.
+        // The scale that fits the codes best by least squares.
         precise float fitted = step_of(scale, top) * (products / float(squares));
         const uint64_t of_row = uint64_t(r) * (4 * (cols / group)),
             at = uint64_t(4 * (col / group));
@@ -199,9 +200,9 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     return 0;
 }
 
-// Prepares a block of row `r` for the next linear layer, where scales belong to groups or the layer
-// takes floats. The block is stored unchanged where `z` is given. After the Hadamard, int8 or
-// floats are stored where the layer reads them.
+// Prepares a block of row `r` for the next linear layer, if scales are per group or the layer reads
+// floats. If `z` is set, the block is also stored unchanged. After the Hadamard transform, it is
+// stored as int8 or floats in the place that the layer reads.
 void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, bool hadamard_,
     bool int8, uint group) {
     if (uint64_t(a.z) != 0) store_block(a.z, r, block, cols, v);

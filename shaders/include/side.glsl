@@ -1,30 +1,30 @@
-// The side of a matrix: scale and minimum of the groups of a step, see
+// The side of a matrix: scale and minimum of each group of columns, see
 // crates/base/src/tensor/side.rs. The including file defines SIDE.
 
-// Numbers of `SideKind`.
+// Numbers of `SideKind` in the base crate.
 const uint SIDE_SCALE = 1, SIDE_SCALE_MIN = 2, SIDE_SIX_BIT_MIN = 3, SIDE_FOUR_BIT_MIN = 4,
     SIDE_EIGHT_BIT = 5, SIDE_SIX_BIT = 6, SIDE_SIX_BIT_SPLIT = 7, SIDE_FOUR_BIT = 8,
     SIDE_FOUR_BIT_WIDE = 9;
 
 const bool HAS_MIN =
     SIDE == SIDE_SCALE_MIN || SIDE == SIDE_SIX_BIT_MIN || SIDE == SIDE_FOUR_BIT_MIN;
-// Groups of a step. An element of 16 groups serves the 8 steps of a super-block.
+// Groups per step. An element with 16 groups covers the 8 steps of a super-block.
 const uint G = SIDE == SIDE_FOUR_BIT_MIN || SIDE == SIDE_EIGHT_BIT || SIDE == SIDE_SIX_BIT
     || SIDE == SIDE_FOUR_BIT ? 2 : 1;
-// Steps of an element, and its bytes.
+// Steps per element, and its bytes.
 const uint SIDE_STEPS = SIDE == SIDE_SCALE || SIDE == SIDE_SCALE_MIN ? 1 : 8;
 const uint SIDE_BYTES = SIDE == SIDE_SCALE ? 2 : SIDE == SIDE_SCALE_MIN ? 4
     : SIDE == SIDE_SIX_BIT_MIN ? 16 : SIDE == SIDE_FOUR_BIT_MIN ? 20 : SIDE == SIDE_EIGHT_BIT ? 18
     : SIDE == SIDE_SIX_BIT ? 14 : SIDE == SIDE_FOUR_BIT ? 10 : SIDE == SIDE_FOUR_BIT_WIDE ? 6 : 8;
 
-// Scale of each group of a step, and its minimum where there are minima.
+// Scale of each group of a step, and its minimum if the format has minima.
 struct Factors {
     vec2 scale;
     vec2 least;
 };
 
-// The words of the element that serves step s of a row whose side begins at `row`, as far as the
-// step needs them. Loads go out early and their bits are taken apart late: see factors_of.
+// Loads the words of the element for step s that the step needs. The side of the matrix row begins
+// at `row`. Loads are issued early, and factors_of decodes the bits later.
 uvec4 load_side(uint64_t row, uint s) {
     const uint64_t at = row + uint64_t(s / SIDE_STEPS * SIDE_BYTES);
     const uint nth = s % 8;
@@ -42,10 +42,10 @@ uvec4 load_side(uint64_t row, uint s) {
         U16(at + uint64_t(10 + 2 * nth % 4)).v[0], 0);
 }
 
-// Factors of step s from the words of its element.
+// Returns the factors of step s from the words of its element.
 Factors factors_of(uvec4 words, uint s) {
     const uint nth = s % 8;
-    vec2 d = unpackHalf2x16(words.x); // of all groups
+    vec2 d = unpackHalf2x16(words.x); // factors of all groups
     ivec2 scale = ivec2(1), least = ivec2(-1);
     if (SIDE == SIDE_SCALE_MIN) {
         least.x = 1;

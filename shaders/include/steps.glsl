@@ -3,7 +3,7 @@
 
 #include "grid.glsl"
 
-const uint LOW_WORDS = W * LOW / 32, HIGH_WORDS = W * HIGH / 32; // of a step
+const uint LOW_WORDS = W * LOW / 32, HIGH_WORDS = W * HIGH / 32; // in a step
 const uint PIECE_WORDS = LOW_WORDS % 4 == 0 ? 4 : 2;
 
 struct StepCodes {
@@ -11,15 +11,15 @@ struct StepCodes {
     uint high[HIGH_WORDS > 0 ? HIGH_WORDS : 1];
 };
 
-// Planes of a matrix row; of octets the row and the grid.
+// Addresses of the planes of a matrix row, or of its octets and the grid.
 struct RowCodes {
     uint64_t low;
     uint64_t high;
 };
 
-// Row `row` of a matrix of n rows.
+// Returns the addresses of row `row` of an n-row matrix.
 RowCodes row_codes(uint64_t codes, uint n, uint row, uint steps) {
-    const uint octets = steps * OCTET_BITS / 2; // bytes of a row
+    const uint octets = steps * OCTET_BITS / 2; // bytes per row
     if (IS_GRID) return RowCodes(codes + uint64_t(row) * octets, codes + uint64_t(n) * octets);
     const uint64_t low = codes + uint64_t(row) * (steps * LOW_WORDS * 4),
         high = codes + uint64_t(n) * (steps * LOW_WORDS * 4);
@@ -55,7 +55,7 @@ void load_codes(RowCodes row, uint s, uint steps, out StepCodes codes) {
     }
 }
 
-// Columns 4k to 4k + 3 of a step as operands.
+// Returns columns 4k to 4k + 3 of a step as operands.
 uint operand_of(StepCodes codes, uint k) {
     return operand(codes.low[k / PER_LOW], k % PER_LOW, codes.high[HIGH > 0 ? k / PER_HIGH : 0],
         k % PER_HIGH);

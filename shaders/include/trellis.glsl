@@ -1,13 +1,13 @@
-// Trellis codes: see crates/base/src/tensor/trellis.rs. STEP new bits a state, MULTIPLIER computes
-// its two weights.
+// Trellis codes, see crates/base/src/tensor/trellis.rs. A state has STEP new bits. MULTIPLIER
+// defines its two weights.
 
-const uint ROW_BITS = STEP * 8;        // of a row of a tile: 32, 40, 48 or 64
-const uint TILE_WORDS = ROW_BITS / 2;  // of a tile of 16 rows
+const uint ROW_BITS = STEP * 8;        // bits per row of a tile: 32, 40, 48 or 64
+const uint TILE_WORDS = ROW_BITS / 2;  // per tile of 16 rows
 const uint STATE_BITS = 16, STATE_MASK = 0xffff;
-const int TRELLIS_OFFSET = 30;         // what a sum of nibbles is lessened by
+const int TRELLIS_OFFSET = 30;         // subtracted from a sum of nibbles
 
-// The word of a state, given as 16 bits with nothing above them. Its bytes' low nibbles are summed
-// for the first weight, the high ones for the second.
+// Returns the word of a state of 16 bits. The sum of its low nibbles defines the first weight, the
+// sum of its high nibbles the second.
 uint word_of_state(uint state) { return state * MULTIPLIER; }
 
 int nibbles_of(uint word, uint which) { return int(word >> (4 * which) & 0x0f0f0f0fu); }

@@ -1,15 +1,16 @@
-// Trellis codes as the int8 operands of linear_matrix.glsl: a lane takes some rows of a tile.
+// Converts trellis codes to the int8 operands of linear_matrix.glsl. A lane has some rows of a
+// tile.
 
 const uint LANE_ROWS = 4;
 const uint LANE_WORDS = LANE_ROWS * ROW_BITS / 32;
 const uint AT_ONCE = LANE_WORDS % 4 == 0 ? 4 : LANE_WORDS % 2 == 0 ? 2 : 1;
-const uint TASKS = 16 / LANE_ROWS;                     // of a tile
-const uint CHUNK_TILES = CHUNK / 16;                   // in a row of them
+const uint TASKS = 16 / LANE_ROWS;                     // per tile
+const uint CHUNK_TILES = CHUNK / 16;                   // in a row of the chunk
 const uint LANE_TASKS = TRELLIS ? (CHUNK_TILES * TASKS + SG - 1) / SG : 1;
 
 struct Tiles { uint word[LANE_TASKS][LANE_WORDS + 1]; };
 
-// Task k of this lane: its tile in the chunk, and which rows of it.
+// Returns the tile in the chunk and the group of rows of task k of this lane.
 uvec2 task_of(uint k) {
     const uint i = k * SG + gl_SubgroupInvocationID;
     return uvec2(i % CHUNK_TILES, i / CHUNK_TILES);
@@ -20,10 +21,10 @@ void fetch_tiles(LinearArgs a, uint n0, uint chunk, out Tiles tiles) {
         const uvec2 task = task_of(k);
         const uint tile = min(chunk * CHUNK_TILES + task.x, a.steps - 1), block = tile / 8 * 8;
         const uint width = min(8, a.steps - block);
-        // Past the last row of tiles, the last one is taken again.
+        // After the last row of tiles, the last one is decoded again.
         const uint tile_row = min(n0, a.n - 1) / 16;
         const uint64_t base = a.matrix.codes + uint64_t(tile_row) * a.steps * (4 * TILE_WORDS);
-        const uint first = block * TILE_WORDS + tile % 8 * 4; // word of the tile
+        const uint first = block * TILE_WORDS + tile % 8 * 4; // first word of the tile
         const uint word = min(task.y, TASKS - 1) * LANE_WORDS;
         const uint before = word == 0 ? TILE_WORDS - 1 : word - 1;
         const uint last = first + before / 4 * 4 * width + before % 4;
@@ -44,7 +45,7 @@ void fetch_tiles(LinearArgs a, uint n0, uint chunk, out Tiles tiles) {
     }
 }
 
-// The word of the state that ends `end` bits behind the word before the lane's first.
+// Word of the state that ends `end` bits after the start of the lane's first word.
 uint word_at(Tiles tiles, uint k, uint end) {
     const uint at = (end + 31) / 32, part = end % 32;
     uint state = tiles.word[k][at];
@@ -70,7 +71,7 @@ void unpack_tiles(Tiles tiles) {
     }
 }
 
-// Value of a row.
+// Value of a row from its integer sum.
 float tile_result(int sum, float sx, uint64_t side, uint n) {
     precise float product = float(sum) * sx;
     precise float y = product * float(F16(side).v[n]);

@@ -1,9 +1,9 @@
-// Work on a row by one workgroup of TEAMS subgroups. Each has up to EACH blocks, TEAMS apart, from
-// block FIRST on.
+// Work on a row by one workgroup of TEAMS subgroups. Each has up to EACH blocks, TEAMS apart,
+// starting at block FIRST.
 //
-// The including file defines TEAMS, EACH and FIRST (0 where sums or scales of the whole row are
-// wanted). It has shared memory: floats `row_parts`, one a block and at least one a team, and
-// integers `row_sums`, one a team.
+// The including file defines TEAMS, EACH, FIRST (0 for sums or scales of the whole row) and shared
+// memory: floats `row_parts`, one per block and at least one per team, and integers `row_sums`, one
+// per team.
 
 #include "reduce.glsl"
 
@@ -24,8 +24,8 @@ void store_row(F32 to, uint row, uint cols, float v[EACH][PER]) {
         store_block(to, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
 }
 
-// `x = (x + rmsnorm(add) w_add) scale` where there is something to add (stored unless rows are
-// gathered), then `rmsnorm(x) w`, of row `from`.
+// `x = (x + rmsnorm(add) w_add) scale` if `add` is set (stored unless rows are gathered), then
+// `rmsnorm(x) w`, for row `from`.
 void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][PER]) {
     float w[EACH][PER];
     load_row(a.x, from, cols, v);
@@ -43,7 +43,7 @@ void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][
     [[unroll]] for (uint b = 0; b < EACH; b++) scale_block(v[b], inv, w[b]);
 }
 
-// Prepares row `r` for the next linear layer: the Hadamard, then int8 with scales (or plain
+// Prepares row `r` for the next linear layer: Hadamard transform, then int8 with scales (or plain
 // floats).
 void prepare_row(RowArgs a, inout float v[EACH][PER], uint r, uint cols, bool hadamard_, bool int8,
     uint group) {
@@ -51,7 +51,7 @@ void prepare_row(RowArgs a, inout float v[EACH][PER], uint r, uint cols, bool ha
         [[unroll]] for (uint b = 0; b < EACH; b++)
             hadamard(v[b], FIRST + gl_SubgroupID + b * TEAMS);
     if (!int8) {
-        // The stride of floats is the row.
+        // The rows of floats have no padding.
         store_row(F32(a.values), r, cols, v);
         return;
     }

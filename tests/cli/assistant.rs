@@ -34,7 +34,7 @@ fn the_text_is_the_same_with_the_assistant_beside_the_model_named_or_quantised()
         for draft in ["auto", "model-assistant", "small-assistant"] {
             let drafted = text(draft);
             assert_eq!(drafted.out, plain.out, "--draft {draft}");
-            let found = drafted.err.contains("model-assistant beside the model drafts for it");
+            let found = drafted.err.contains("model-assistant next to the model drafts for it");
             assert_eq!(found, draft == "auto", "{}", drafted.err);
             assert!(!drafted.err.contains("n-grams"), "{}", drafted.err);
         }

@@ -519,6 +519,7 @@ fn a_split_that_loses_its_gpu_is_exit_4_and_keeps_the_text_so_far() {
             "--draft",
             "off",
             "-q",
+            "--no-newline",
         ])
     };
     let whole = run().assert().success().get_output().stdout.clone();

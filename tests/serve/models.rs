@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 const NAMES: [&str; 3] = ["demo", "noise", "four"];
 
+/// Bytes that a server may keep after all unloads: less than 8 loads that leak 0.5 MB each.
+const KEPT: u64 = 4_000_000;
+
 /// Writes the bundled demo and two random models of Gemma 3's and 4's shape into `dir`, the latter
 /// with an assistant next to it.
 fn write_models(dir: &Path) {
@@ -115,14 +118,14 @@ fn answers_are_those_of_generate_while_models_come_and_go() {
         .iter()
         .map(|name| server.metric(&format!("gemma_model_loads_total{{model=\"{name}\"}}")))
         .sum();
-    assert!(loads > 5.0, "{loads} loads: {said}");
+    assert!(loads >= 8.0, "{loads} loads: {said}");
     // Pages of the program's own file stay, with the code and the bundled drafts that were used.
+    // The allocator and idle threads keep up to 2.5 MB, however often a model was loaded.
     let left = server.anonymous_memory();
     println!("memory: {before} before, {first}, {second} after; {loads} loads");
     println!("of no file: {anonymous} before, {left} after");
-    let grown = left.saturating_sub(anonymous) as f64;
-    assert!(grown <= 0.05 * before as f64, "{anonymous} -> {left}, all {before}");
-    assert!(second as f64 <= 1.05 * first as f64, "{first} -> {second}");
+    assert!(left <= anonymous + KEPT, "{anonymous} -> {left}, all {before}");
+    assert!(second <= first + KEPT, "{first} -> {second}");
     // The log contains no request's text.
     assert!(said.contains("four is being loaded") && !said.contains("things"), "{said}");
 }

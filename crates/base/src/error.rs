@@ -1,12 +1,12 @@
-//! Failures as the command line reports them: an exit code, a sentence, a remedy.
+//! Failures as the command line reports them: an exit code, a message and a remedy.
 //!
-//! A failure that a user can mend carries a [`Fault`] in its `anyhow` chain. Every other one is a
-//! runtime failure (exit 1).
+//! A failure that the user can fix carries a [`Fault`] in its `anyhow` chain. Every other failure
+//! is a runtime failure (exit 1).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The kinds of failure that have an exit code of their own.
+/// Kinds of failure with their own exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Wrong use of the command line: exit 2.
@@ -15,7 +15,7 @@ pub enum Kind {
     Model,
     /// The device is absent or was lost: exit 4.
     Device,
-    /// It does not fit in memory: exit 5.
+    /// The model or request does not fit in memory: exit 5.
     Memory,
     /// The prompt exceeds the context: exit 7.
     Context,
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// A failure with an exit code and, where there is one, a remedy.
+/// A failure with an exit code and an optional remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     pub kind: Kind,
@@ -61,7 +61,7 @@ impl Fault {
         Self::new(Kind::Model, what)
     }
 
-    /// Makes the fault of a model that computed no numbers.
+    /// Returns the fault of a model that computed non-finite numbers.
     pub fn damaged(what: impl Into<String>) -> Self {
         let fault = Self::new(Kind::Failure, what);
         fault.help(
@@ -75,7 +75,7 @@ impl Fault {
     }
 }
 
-/// Returns the error for work that needs a thread of its own, if none can be started.
+/// Returns the error if a required thread cannot be started.
 pub fn no_thread() -> Fault {
     let help = match cfg!(windows) {
         true => "--threads 1 needs fewer",
@@ -86,7 +86,7 @@ pub fn no_thread() -> Fault {
     Fault::new(Kind::Failure, "no thread can be started").help(help)
 }
 
-/// Returns the error for work that must run within limits, if no process can be started.
+/// Returns the error if no process can be started for work that must run within limits.
 pub fn no_process() -> Fault {
     let help = match cfg!(windows) {
         true => "close other programs: there is too little memory",
@@ -95,7 +95,7 @@ pub fn no_process() -> Fault {
     Fault::new(Kind::Memory, "no process can be started for what must run within limits").help(help)
 }
 
-/// Returns the fault of a system on which a child process cannot be limited.
+/// Returns the fault on a system where a child process cannot be limited.
 pub fn no_limits(what: &str) -> Fault {
     let why = format!("{what} runs only in a process with limits, and the system sets none");
     Fault::new(Kind::Failure, why).help("on Linux, mount /proc; see docs/SECURITY.md")
@@ -109,7 +109,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// Returns the first fault in a chain of causes, also one that `.context(Fault)` added.
+/// Returns the first fault in a chain of causes, including one added by `.context(Fault)`.
 pub fn fault_of(error: &anyhow::Error) -> Option<&Fault> {
     error
         .downcast_ref::<Fault>()

@@ -1,5 +1,5 @@
-//! Places of a position's keys and values: pages of 256 positions, and rings for sliding-window
-//! layers. [`pool`] counts the holders of each page.
+//! Placement of keys and values: pages of 256 positions, and rings of pages for sliding-window
+//! layers. [`pool`] counts the owners of each page.
 
 pub mod pool;
 
@@ -8,22 +8,22 @@ pub use pool::{PageList, PagePool};
 /// Positions in one page.
 pub const PAGE: usize = 256;
 
-/// Tokens that can always be taken back, however far the ring has turned.
+/// Tokens that can always be rolled back, however far the ring has advanced.
 pub const SLACK: usize = 256;
 
-/// The pages that a sequence has in one layer. A global layer keeps them all; a sliding-window
-/// layer has the places of a ring for them.
+/// The pages of a sequence in one layer.
+///
+/// A global layer keeps all pages; a sliding-window layer reuses them as a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Most pages that a sequence holds at a time.
+    /// Most pages that a sequence holds at once.
     pub count: usize,
-    /// Positions a query can see, itself included; `None` sees all.
+    /// Positions that a query sees, including its own; `None` for all.
     pub window: Option<usize>,
 }
 
 impl Pages {
-    /// Returns the pages that a layer needs for `context` positions when up to `rows` are written
-    /// at once.
+    /// Returns the pages that a layer needs for `context` positions if a pass writes up to `rows`.
     pub fn for_layer(context: usize, rows: usize, window: Option<usize>) -> Self {
         let all = context.div_ceil(PAGE);
         let count = match window {
@@ -33,7 +33,7 @@ impl Pages {
         Pages { count: count.max(1), window }
     }
 
-    /// Returns the entry of a sequence's page table that has its nth page.
+    /// Returns the page-table entry that holds a sequence's nth page.
     #[inline(always)]
     pub fn entry(self, page: usize) -> usize {
         page % self.count
@@ -49,20 +49,21 @@ impl Pages {
     }
 }
 
-/// Pages of a layer without a window that another device attends: for each row the first few, a
-/// number that its position alone decides.
+/// First pages of a row that another device attends, in a layer without a window.
+///
+/// Their number depends only on the row's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadedPages {
-    /// A row's page counts as sealed when it ends so many positions before the row: the most rows
-    /// of a pass. So it is sealed in every pass that the row can be part of, however the prompt was
-    /// cut and whatever was drafted.
+    /// Distance in positions between a row and the end of its last sealed page: the most rows of a
+    /// pass. A page is then sealed in every pass that can contain the row, regardless of how the
+    /// prompt was cut and what was drafted.
     pub lag: usize,
-    /// Offloaded pages of every 256 sealed ones.
+    /// Offloaded pages per 256 sealed pages.
     pub share: usize,
 }
 
 impl OffloadedPages {
-    /// Returns how many of the first pages of a row at this position are offloaded.
+    /// Returns the number of leading pages that are offloaded for a row at this position.
     #[inline(always)]
     pub fn count(self, position: usize) -> usize {
         position.saturating_sub(self.lag) / PAGE * self.share / 256
@@ -73,7 +74,7 @@ impl OffloadedPages {
 mod tests {
     use super::*;
 
-    /// The offloaded pages of a position are committed, whatever row of a pass it is.
+    /// Offloaded pages of a position are committed, whichever row of a pass it is.
     #[test]
     fn offloaded_pages_are_sealed_in_every_pass() {
         for (lag, share) in [(16, 256), (128, 256), (512, 256), (128, 100), (128, 0)] {

@@ -1,5 +1,4 @@
-//! Numbers, kernels of the processor, and the operating system: the floor that all crates stand
-//! on.
+//! Number formats, CPU kernels and operating-system access: the base of all other crates.
 
 pub mod compute;
 pub mod error;

@@ -1,35 +1,35 @@
 //! Faults that tests inject by environment variables. They exist only with the feature `testing`,
-//! which the package's own entry among its dev-dependencies turns on.
+//! which the package enables in its own dev-dependencies.
 //!
-//! [`FAIL`] makes numbered calls to the system and to a GPU fail. The calls are counted where they
-//! leave the program: `os::faults` stands before the C library's functions, the allocator and the
-//! Vulkan queue ask [`fails`].
+//! [`FAIL`] makes numbered calls to the system or a GPU fail. Calls are counted where they leave
+//! the program: `os::faults` replaces C library functions, and the allocator and the Vulkan queue
+//! call [`fails`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Makes calls fail: a kind and numbers, as in `write@3`. See [`Plan`].
 pub const FAIL: &str = "GEMMA_FAIL_CALL";
-/// Names a file of [`KINDS`] counters, eight bytes each. The processes of a run count in it
-/// together, and a test reads it afterwards. Without it each process counts by itself.
+/// Names a file of [`KINDS`] counters of eight bytes. All processes of a run count in it together,
+/// and a test reads it afterwards. Without it, each process counts alone.
 pub const FAIL_COUNTS: &str = "GEMMA_FAIL_COUNTS";
 /// Makes a kernel's result wrong: the four numbers of an `InjectedFault` of `vulkan`.
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
-/// Multiplies matrices without `linear_few` and `linear_many`, to measure what these two gain.
+/// Disables the kernels `linear_few` and `linear_many`, to measure their gain.
 pub const GENERAL_KERNELS: &str = "GEMMA_VULKAN_GENERAL_KERNELS";
-/// Makes commands of the NPU's model fail: a kind and the first command, as in `abort@3`, see
-/// `NpuFault` of `npu::host`.
+/// Makes commands of the NPU's software model fail: a kind and the first command, as in `abort@3`,
+/// see `NpuFault` of `npu::host`.
 pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
-/// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
-/// (`abort-whole`), fail (`fail`) or never end (`hang`).
+/// Makes the child process that probes a driver die (`abort`), die when it queries matrix shapes
+/// (`abort-whole`), fail (`fail`) or hang (`hang`).
 pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
-/// Seconds that such a child may take.
+/// Time limit of that child in seconds.
 pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
-/// Makes the kernel of a label, such as `qkv`, leave out the last part of its work.
+/// Makes the kernel with this label, such as `qkv`, skip the last part of its work.
 pub const CUT_WORK: &str = "GEMMA_CUT_WORK";
-/// Shuffles the workgroups of kernels, by this seed.
+/// Shuffles the workgroups of kernels with this seed.
 pub const SHUFFLE: &str = "GEMMA_VULKAN_SHUFFLE";
-/// Leaves out memory barriers.
+/// Disables memory barriers.
 pub const NO_BARRIERS: &str = "GEMMA_VULKAN_NO_BARRIERS";
 
 /// Returns the value of one of these variables.
@@ -40,7 +40,7 @@ pub fn fault(variable: &str) -> Option<String> {
 /// A call that can fail on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// An allocation of at least a page. The system refuses pages, not bytes.
+    /// An allocation of at least a page, since the system refuses whole pages.
     Alloc,
     Open,
     Read,
@@ -85,9 +85,9 @@ pub const PAGE: usize = 4096;
 
 /// Calls that fail: `KIND@GAP[,GAP...]`, then nothing, `+`, `*` or `!`.
 ///
-/// `write@3` is the third write, `submit@60,9` the 60th submission and the ninth after it.
-/// After the last gap no further call fails; with `+` every one does, with `*` the last gap
-/// repeats. With `!` the call kills the process, as `kill -9` does.
+/// `write@3` is the third write; `submit@60,9` is the 60th submission and the ninth after it. After
+/// the last gap no further call fails. With `+` every further call fails, with `*` the last gap
+/// repeats. With `!` the call kills the process, like `kill -9`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     point: Point,
@@ -137,7 +137,7 @@ impl Plan {
     }
 }
 
-/// Faults that [`prepare`] found in the environment.
+/// Faults that [`prepare`] read from the environment.
 struct Faults {
     plan: Option<Plan>,
     counts: &'static [AtomicU64; KINDS],
@@ -146,7 +146,7 @@ struct Faults {
 static FAULTS: OnceLock<Faults> = OnceLock::new();
 static COUNTS: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
 
-/// Reads [`FAIL`] and [`FAIL_COUNTS`]. Calls before this one are not counted.
+/// Reads [`FAIL`] and [`FAIL_COUNTS`]. Earlier calls are not counted.
 pub fn prepare() {
     if !cfg!(feature = "testing") {
         return;
@@ -158,24 +158,25 @@ pub fn prepare() {
     let _ = FAULTS.set(Faults { plan, counts });
 }
 
-/// Maps the counters of a file, for the rest of the process.
+/// Maps the file of counters for the rest of the process.
 fn shared_counts(path: &str) -> &'static [AtomicU64; KINDS] {
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 8 * KINDS as u64, "{path}");
-    // SAFETY: the test that made the file reads it only after this process, and never shortens it.
+    // SAFETY: the test that created the file reads it only after this process, and never shortens
+    // it.
     let map = Box::leak(Box::new(unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap()));
-    // SAFETY: the map has the size of the array, starts at a page, and is never unmapped. Zeros and
-    // any other bits are counters.
+    // SAFETY: the map has the size of the array, starts at a page, and is never unmapped. Any bits
+    // are valid counters.
     unsafe { &*map.as_ptr().cast() }
 }
 
-/// Counts a call and returns whether it has to fail. Neither allocates nor locks.
+/// Counts a call and returns whether it must fail. Does not allocate or lock.
 #[inline]
 pub fn fails(point: Point) -> bool {
     first_failure(point, 1).is_some()
 }
 
-/// Counts `count` calls and returns which of them, from 0 on, has to fail first.
+/// Counts `count` calls and returns the index, from 0, of the first that must fail.
 #[inline]
 pub fn first_failure(point: Point, count: u64) -> Option<u64> {
     if !cfg!(feature = "testing") {
@@ -187,7 +188,7 @@ pub fn first_failure(point: Point, count: u64) -> Option<u64> {
     Some(plan.first_failure(before + 1, count)? - before - 1)
 }
 
-/// Returns whether a failing call kills the process instead.
+/// Returns whether a failing call kills the process instead of returning an error.
 pub fn is_deadly() -> bool {
     let plan = FAULTS.get().and_then(|faults| faults.plan.as_ref());
     plan.is_some_and(|plan| plan.then == Then::Kill)
@@ -197,7 +198,7 @@ pub fn is_deadly() -> bool {
 mod tests {
     use super::*;
 
-    /// Returns the failing calls of the first 20, one by one and as the first of longer ranges.
+    /// Returns the failing calls of the first 20, computed one by one and from longer ranges.
     fn failures(plan: &str) -> Vec<u64> {
         let plan = Plan::parse(plan).unwrap();
         let one_by_one: Vec<_> = (1..=20).filter(|n| plan.first_failure(*n, 1).is_some()).collect();

@@ -1,4 +1,4 @@
-//! A model: its files, its forward pass, its tokenizer, and the choice of a token.
+//! A model: its files, its forward pass, its tokenizer, and sampling.
 
 pub mod checkpoint;
 pub mod engine;

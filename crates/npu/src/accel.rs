@@ -1,7 +1,7 @@
-//! Interface of an accelerator device, in the driver's terms: buffers, contexts, commands.
+//! Interface of an accelerator device, in the terms of the driver: buffers, contexts, commands.
 //!
-//! [`super::raw::RawAccel`] is the driver, and [`super::host::HostModelAccel`] a model of it. The
-//! code above this interface is the same for both.
+//! [`super::raw::RawAccel`] implements it with the driver, and [`super::host::HostModelAccel`] with
+//! a model of the device. All other code is the same for both.
 
 use super::uapi::{AieMetadata, FirmwareVersion};
 use std::fmt;
@@ -32,9 +32,11 @@ impl Errno {
                 Some("the device is gone: reload the amdxdna driver or restart the machine")
             }
             libc::ENOTTY | libc::EOPNOTSUPP => {
-                Some("the amdxdna driver is too old: Linux 6.14 or newer has what is needed")
+                Some("the amdxdna driver is too old: use Linux 6.14 or newer")
             }
-            libc::ENOSPC | libc::EBUSY => Some("other programs hold the NPU's contexts: end them"),
+            libc::ENOSPC | libc::EBUSY => {
+                Some("other programs use all contexts of the NPU: end them")
+            }
             _ => None,
         }
     }
@@ -53,11 +55,12 @@ pub type Outcome<T> = Result<T, Errno>;
 /// Purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BoKind {
-    /// Memory of the device buffers; one a process, created before all other buffers.
+    /// Address space that contains all device buffers. A process has one heap, created before all
+    /// other buffers.
     Heap,
     /// Images and instruction streams, in the heap.
     Device,
-    /// Data that host and device read and write.
+    /// Data that both host and device read and write.
     Share,
     /// A command packet.
     Command,
@@ -69,11 +72,11 @@ pub struct Bo {
     pub handle: u32,
     pub kind: BoKind,
     pub bytes: usize,
-    /// Address for the device.
+    /// Address in the device's address space.
     pub address: u64,
 }
 
-/// Largest heap in bytes, and its alignment.
+/// Size of the heap in bytes, which is also its alignment.
 pub const HEAP_BYTES: usize = 64 << 20;
 
 /// Direction in which memory is made coherent.
@@ -83,31 +86,31 @@ pub enum Sync {
     FromDevice,
 }
 
-/// Description of a device by itself.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     pub metadata: AieMetadata,
     pub firmware: FirmwareVersion,
 }
 
-/// An open device. The owner of a buffer or context destroys it; an [`Accel`] does not track them.
+/// An open device. It does not track buffers and contexts: their owners must destroy them.
 pub trait Accel: Send {
-    /// Returns a name, such as `host model` or `/dev/accel/accel0`.
+    /// Returns a name for messages, such as `host model` or `/dev/accel/accel0`.
     fn describe(&self) -> String;
     /// Returns whether this is a device and not a model of one.
     fn is_real_device(&self) -> bool;
     fn info(&mut self) -> Outcome<Info>;
     fn create_bo(&mut self, kind: BoKind, bytes: usize) -> Outcome<Bo>;
     fn close_bo(&mut self, bo: Bo);
-    /// Returns the host's view of a buffer.
+    /// Returns the host's memory of a buffer.
     fn bytes(&mut self, bo: &Bo) -> &mut [u8];
     fn sync(&mut self, bo: &Bo, direction: Sync, offset: usize, bytes: usize) -> Outcome<()>;
     /// Creates a context of `tiles` tiles. Returns its handle.
     fn create_context(&mut self, tiles: u32) -> Outcome<u32>;
     fn configure(&mut self, context: u32, image: &Bo, function: u8) -> Outcome<()>;
     fn destroy_context(&mut self, context: u32);
-    /// Submits a command. Returns its number, for [`Accel::wait`].
+    /// Submits a command. Returns its number for [`Accel::wait`].
     fn execute(&mut self, context: u32, command: &Bo, buffers: &[u32]) -> Outcome<u64>;
-    /// Waits until a command has ended, in any state, but no longer than `limit`.
+    /// Waits at most `limit` until a command has ended, in any state.
     fn wait(&mut self, context: u32, number: u64, limit: Duration) -> Outcome<()>;
 }

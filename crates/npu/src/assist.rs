@@ -1,12 +1,12 @@
-//! An executor around another one, which splits the attention of global layers: the NPU attends
-//! sealed pages, the inner executor the rest.
+//! Executor that shares the attention of global layers between an NPU and another executor.
 //!
-//! Queries are submitted to the NPU first. While it works the inner executor attends the remaining
-//! pages, and then both partial results are joined in page order, the NPU's first. The pages of a
-//! row depend on its position alone. At the first failure the layer's attention runs whole on the
-//! inner executor, which has all keys and values, and so does all later attention.
+//! The NPU computes attention over a share of the sealed pages, the inner executor over all others.
+//! Queries are submitted to the NPU first. While it works, the inner executor computes its part.
+//! Then both partial results are merged in page order, the NPU's first. The position of a row alone
+//! determines its pages on the NPU. If the NPU fails, the inner executor computes the whole
+//! attention of that layer and all later ones, because it has all keys and values.
 //!
-//! The host takes part at each global layer, so `start` runs only up to the first of them. A pass
+//! The host has work at each global layer, so `start` only runs up to the first of them. A pass
 //! without the NPU runs on the inner executor unchanged.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
@@ -23,17 +23,18 @@ use half::f16;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A step of a pass with the NPU.
+/// A step of a pass that uses the NPU.
 #[derive(Clone, Copy)]
 enum Piece {
     Run(PlanId),
     Attend(Attend),
 }
 
-/// One global layer's attention.
+/// The attention of one global layer.
 #[derive(Clone, Copy)]
 struct Attend {
-    /// Plans of the inner executor: attention over all pages, and over those that the NPU leaves.
+    /// Plans of the inner executor: attention over all pages, and over the pages that the NPU does
+    /// not read.
     whole: PlanId,
     rest: PlanId,
     q: BufferId,
@@ -53,7 +54,7 @@ struct Pass {
     layout: StepLayout,
 }
 
-/// A pass that was started and not waited for.
+/// A pass that was started but not finished.
 enum Begun {
     /// The inner executor runs all of it.
     Whole,
@@ -61,21 +62,21 @@ enum Begun {
     Pieces { pass: usize, next: usize, live: Range<usize> },
 }
 
-/// A global layer's cache in the kernel's layout.
+/// The cache of a global layer in the kernel's layout.
 struct Layer {
     kv: KvLayer,
     arena: Arena,
 }
 
-/// An executor with an NPU beside it.
+/// An executor that wraps another one and uses an NPU for a part of the attention.
 pub struct OffloadExecutor {
     inner: Box<dyn Executor>,
     npu: Option<FlashPartial>,
     dims: Dims,
-    /// The NPU's share of sealed pages, in 256ths.
+    /// The NPU's share of the sealed pages, in 256ths.
     share: usize,
     layers: Vec<Layer>,
-    /// Buffer of partial results, which the layers use in turn.
+    /// Buffer of partial results, used by one layer at a time.
     partial: Option<BufferId>,
     passes: Vec<Pass>,
     begun: Option<Begun>,
@@ -91,7 +92,8 @@ pub struct OffloadExecutor {
 }
 
 impl OffloadExecutor {
-    /// Puts `npu` beside `inner`. The NPU attends `share` of 256 sealed pages.
+    /// Returns an executor that uses `npu` together with `inner`. The NPU reads `share`/256 of the
+    /// sealed pages.
     pub fn new(
         inner: Box<dyn Executor>,
         npu: FlashPartial,
@@ -123,7 +125,7 @@ impl OffloadExecutor {
         }
     }
 
-    /// Gives the NPU up for the rest of the run, and frees its buffers and its context.
+    /// Stops using the NPU for the rest of the run, and frees its buffers and its context.
     fn give_up(&mut self, why: &anyhow::Error) {
         self.count();
         self.npu = None;
@@ -150,7 +152,8 @@ impl OffloadExecutor {
         OffloadedPages { lag: layout.max_rows, share: self.share }
     }
 
-    /// Returns the index of a cache's layer, which is added if it is new; `None` without an NPU.
+    /// Returns the index of the layer with this cache. Adds it if it is new. Returns `None` without
+    /// an NPU.
     fn layer_of(&mut self, kv: KvLayer) -> Result<Option<usize>> {
         if let Some(at) = self.layers.iter().position(|l| l.kv.k == kv.k) {
             return Ok(Some(at));
@@ -166,7 +169,8 @@ impl OffloadExecutor {
         Ok(Some(self.layers.len() - 1))
     }
 
-    /// Cuts a plan at global attention. Returns no pieces without global attention or NPU.
+    /// Splits a plan at global attention. Returns no pieces if the plan has no global attention or
+    /// there is no NPU.
     fn cut(&mut self, plan: &Plan, step: BufferId, layout: StepLayout) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut run = Plan::default();
@@ -197,7 +201,7 @@ impl OffloadExecutor {
                         self.give_up(&why.context("making the NPU's queues"));
                     }
                     let floats = layout.max_rows * attention.n_heads * (attention.kv.head_dim + 2);
-                    *self.partial.insert(self.inner.alloc("attention beside the NPU", 4 * floats)?)
+                    *self.partial.insert(self.inner.alloc("attention next to the NPU", 4 * floats)?)
                 }
             };
             let range = PageRange::After(self.offloaded(layout));
@@ -222,7 +226,7 @@ impl OffloadExecutor {
         Ok(pieces)
     }
 
-    /// Runs one global layer of a pass over `live` rows.
+    /// Computes the attention of one global layer for the rows `live` of a pass.
     fn attend(&mut self, a: Attend, live: Range<usize>) -> Result<()> {
         let Dims { n_heads, head_dim, .. } = self.dims;
         let width = n_heads * head_dim;
@@ -272,8 +276,8 @@ impl OffloadExecutor {
         self.inner.write(a.out, live.start * width * 4, bytemuck::cast_slice(&self.joined))
     }
 
-    /// Copies newly filled pages to the NPU, each once. Pages from position `base` on are forgotten
-    /// first, since the caller overwrites them. The step has the page table of the only sequence.
+    /// Copies newly filled pages to the NPU, each once. First drops pages from position `base` on,
+    /// because the caller overwrites them. The step must have the page table of the only sequence.
     fn seal(&mut self, step: BufferId, base: usize, committed: usize) {
         let mut read = Page::default();
         let Some((layout, words)) = self.steps.get(&step) else { return };
@@ -294,7 +298,7 @@ impl OffloadExecutor {
     }
 }
 
-/// A page of all heads as floats, `[n_kv_heads, PAGE, head_dim]`.
+/// A page of all kv heads as floats, `[n_kv_heads, PAGE, head_dim]`.
 #[derive(Default)]
 struct Page {
     keys: Vec<f32>,
@@ -369,7 +373,7 @@ impl Executor for OffloadExecutor {
         if let Some((layout, words)) = self.steps.get_mut(&buffer) {
             bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()]
                 .copy_from_slice(bytes);
-            // A page that replaces another one is sealed anew, with all later pages.
+            // If a page of the sequence is replaced, it and all later pages must be sealed again.
             let entries = (offset / 4).max(layout.tables_at())..(offset + bytes.len()) / 4;
             for Layer { kv, arena } in self.layers.iter_mut().filter(|_| !entries.is_empty()) {
                 let table = layout.tables_at() + kv.table;
@@ -422,7 +426,7 @@ impl Executor for OffloadExecutor {
         self.pages.clear();
         let counts = step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize));
         self.pages.extend(counts);
-        // A sequence that begins with a cached prefix has pages without a commit.
+        // A sequence that starts with a cached prefix has filled pages without a commit.
         let base = step.base(live.start);
         self.seal(buffer, base, base);
         let (next, works) = match self.passes[at].pieces[0] {

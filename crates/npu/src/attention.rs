@@ -1,5 +1,7 @@
-//! The operation `flash_partial` for whole layers: seals pages in the kernel's layout, cuts the
-//! rows of a pass into jobs, and checks their results.
+//! The operation `flash_partial` for whole layers.
+//!
+//! It writes sealed pages in the kernel's layout, divides the rows of a pass into jobs, and checks
+//! their results.
 
 use super::accel::{Bo, BoKind};
 use super::host::{Core, HostModelAccel, ModelOptions};
@@ -11,9 +13,10 @@ use anyhow::{Result, ensure};
 use gemma_base::kv::PAGE;
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// The twin computes one of this many jobs again, beginning with the first.
+/// Of this many jobs, the Rust twin recomputes one for comparison, beginning with the first job.
 const CHECK_EVERY: u64 = 256;
-/// Tolerance from the twin as a relative L2 distance, since a device may round differently.
+/// Tolerance for the distance from the twin's result, as a relative L2 distance. A device may round
+/// differently.
 const NEAR: f64 = 0.02;
 
 /// Dimensions of a model's attention.
@@ -22,7 +25,7 @@ pub struct Dims {
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Factor of the scores.
+    /// Factor of the attention scores.
     pub scale: f32,
 }
 
@@ -31,12 +34,12 @@ impl Dims {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Returns the shape of the kernel for this model. The error says why there is none.
+    /// Returns the kernel's sizes for this model, or the reason why no kernel supports it.
     pub fn shape(&self) -> Result<Shape> {
         let shape = Shape::new(self.head_dim);
         let Some(shape) = shape else {
             anyhow::bail!(
-                "the NPU kernel takes heads of 128 or 256 channels, not {}",
+                "the NPU kernel supports heads of 128 or 256 channels, not {}",
                 self.head_dim
             )
         };
@@ -48,7 +51,7 @@ impl Dims {
         );
         ensure!(
             self.group() <= shape.rows(),
-            "{} queries a kv head are more than a core holds",
+            "{} queries per kv head do not fit in a core",
             self.group()
         );
         Ok(shape)
@@ -59,7 +62,7 @@ impl Dims {
     }
 }
 
-/// Sealed pages of one layer.
+/// The sealed pages of one layer.
 #[derive(Debug)]
 pub struct Arena {
     bo: Bo,
@@ -78,22 +81,22 @@ pub struct Partials {
     pub o: Vec<f32>, // [rows, n_heads, head_dim]
 }
 
-/// Counts of the work so far.
+/// Counters of the work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub jobs: u64,
-    /// Pages written in the kernel's layout, each of one layer and all its heads.
+    /// Pages that were written in the kernel's layout. A page has all heads of one layer.
     pub sealed: u64,
-    /// Pages that jobs read, and pairs of (row, page) that they attended.
+    /// Pages that jobs have read, and pairs of (row, page) for which they computed attention.
     pub pages: u64,
     pub row_pages: u64,
-    /// Bytes of keys and values that jobs read.
+    /// Bytes of keys and values that jobs have read.
     pub bytes: u64,
-    /// Jobs that the twin computed again.
+    /// Jobs that the twin has recomputed.
     pub checks: u64,
 }
 
-/// A submitted job, and the rows of the pass that it works on.
+/// A submitted job and its rows of the pass.
 struct Flight {
     slot: usize,
     job: Job,
@@ -101,11 +104,11 @@ struct Flight {
     limits: Vec<usize>, // [rows], in pages
     bucket: usize,
     serial: u32,
-    /// Number of the job since the start; it decides whether the twin checks it.
+    /// Number of the job since the start. It determines whether the twin checks the job.
     number: u64,
 }
 
-/// The operation on a device.
+/// The operation `flash_partial` on a device.
 pub struct FlashPartial {
     session: Session,
     dims: Dims,
@@ -132,8 +135,8 @@ impl FlashPartial {
         })
     }
 
-    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the
-    /// models that a device would refuse.
+    /// Returns the operation on a dry device, which only counts its buffers, for plans. Refuses the
+    /// models that a real device would refuse.
     pub fn dry(dims: Dims) -> Result<FlashPartial> {
         let accel = HostModelAccel::new(ModelOptions { is_dry: true, ..ModelOptions::default() });
         FlashPartial::new(
@@ -154,16 +157,16 @@ impl FlashPartial {
         Job { shape: self.shape, pairs: self.dims.pairs(), capacity: arena.capacity, pages }
     }
 
-    /// Room for a layer's pages.
+    /// Allocates memory for `capacity` pages of a layer.
     pub fn arena(&mut self, capacity: usize) -> Result<Arena> {
         let bytes = self.dims.pairs() * capacity * self.shape.page_bytes();
         let bo = self.session.buffer(BoKind::Share, bytes)?;
-        // A pair's second core may have no head: it reads zeros.
+        // The second core of a pair may have no head. It then reads zeros.
         self.session.publish(&bo, 0, bytes)?;
         Ok(Arena { bo, capacity, sealed: 0, largest: vec![0.0; self.dims.n_kv_heads] })
     }
 
-    /// Makes the buffers of as many commands as a pass of `rows` rows takes.
+    /// Allocates the buffers of all commands of a pass with `rows` rows.
     pub fn reserve(&mut self, rows: usize) -> Result<()> {
         let each = self.shape.rows() / self.dims.group();
         while self.slots.len() < rows.div_ceil(each) {
@@ -210,8 +213,8 @@ impl FlashPartial {
         Ok(())
     }
 
-    /// Hands in the rows of a pass: `q` is `[rows, n_heads, head_dim]`, `pages` how many pages each
-    /// row attends.
+    /// Submits the rows of a pass. `q` is `[rows, n_heads, head_dim]`. `pages` has the number of
+    /// pages that each row reads.
     pub fn submit(&mut self, arena: &Arena, q: &[f32], pages: &[usize]) -> Result<()> {
         ensure!(self.flights.is_empty(), "the last pass was not joined");
         ensure!(finite(q), "a query is not finite");
@@ -260,7 +263,7 @@ impl FlashPartial {
         Ok(())
     }
 
-    /// Headers and queries of all cores.
+    /// Writes the headers and queries of all cores.
     fn write_queries(&mut self, slot: usize, job: Job, bucket: usize, q: &[f32], limits: &[usize]) {
         let Dims { n_heads, n_kv_heads, head_dim, scale } = self.dims;
         let (shape, group, tiles) = (self.shape, self.dims.group(), self.shape.tiles_per_page());
@@ -293,7 +296,8 @@ impl FlashPartial {
         }
     }
 
-    /// Waits for the pass, checks it, and hands out the partials of its `rows` rows.
+    /// Waits for the pass and checks its results. Writes the partial results of its `rows` rows to
+    /// `out`.
     pub fn join(&mut self, rows: usize, out: &mut Partials) -> Result<()> {
         let Dims { n_heads, n_kv_heads, head_dim, .. } = self.dims;
         out.m.clear();
@@ -328,7 +332,7 @@ impl FlashPartial {
                             (r * group + g, (flight.first + r) * n_heads + core * group + g);
                         let (m, l) = (result.m(row), result.l(row));
                         if *limit == 0 {
-                            ensure!(l == 0.0, "core {core} attended for a row that sees no page");
+                            ensure!(l == 0.0, "core {core} has a sum for a row without pages");
                             continue;
                         }
                         let keys = (limit * PAGE) as f32;
@@ -353,7 +357,8 @@ impl FlashPartial {
         Ok(())
     }
 
-    /// One core of a job again, by the twin: a device that says COMPLETED may still be wrong.
+    /// Recomputes the results of one core by the twin, because a device that reports COMPLETED may
+    /// still be wrong.
     fn compare(&mut self, flight: &Flight, arena: &Bo) -> Result<()> {
         let (shape, core) =
             (self.shape, (flight.number / CHECK_EVERY) as usize % self.dims.n_kv_heads);
@@ -383,14 +388,14 @@ impl FlashPartial {
         );
         ensure!(
             far <= NEAR,
-            "core {core} is {:.1} % away from what its kernel computes",
+            "core {core} is {:.1} % away from the result of the twin",
             100.0 * far
         );
         Ok(())
     }
 }
 
-/// Largest relative L2 distance of a row's output, divided.
+/// Returns the largest relative L2 distance between the outputs of a row, after division by `l`.
 fn distance(a: ResultView<'_>, b: ResultView<'_>, rows: usize, dim: usize) -> f64 {
     let value = |v: ResultView<'_>, r: usize, d: usize| {
         if v.l(r) > 0.0 { v.o(r, d) as f64 / v.l(r) as f64 } else { 0.0 }

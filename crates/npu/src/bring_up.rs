@@ -1,4 +1,4 @@
-//! `--npu`: whether an NPU takes part in a run. Opens the device, tests it, and predicts its gain.
+//! Start of an NPU for `--npu`: opens the device, tests it, and decides by the predicted gain.
 
 use super::attention::{Dims, FlashPartial};
 use super::gate::{self, Machine, WORTH, Work};
@@ -12,8 +12,8 @@ use anyhow::Result;
 use gemma_base::compute::Executor;
 use gemma_base::testing;
 
-/// Returns the operation on its device, the share of 256 sealed pages that it takes, and the reason
-/// in words. `executor` is the device beside which it works.
+/// Returns the operation on its device, its share of the sealed pages in 256ths, and the reason for
+/// the decision. `executor` is the device that computes the rest.
 pub fn bring_up(
     executor: &mut dyn Executor,
     mode: Npu,
@@ -28,7 +28,7 @@ pub fn bring_up(
     }
     let Some(speed) = executor.read_bandwidth() else {
         anyhow::bail!(
-            "the speed of {} cannot be measured, so nothing can be predicted",
+            "the speed of {} cannot be measured, so no gain can be predicted",
             executor.report().device
         )
     };
@@ -41,7 +41,7 @@ pub fn bring_up(
     };
     let choice = gate::choose(&machine, work);
     let figures = format!(
-        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; \
+        "{near}, {:.0} us per dispatch, {:.1} GB/s, {:.1} with all rows; \
             predicted gain {:.1} %, wanted {:.0} %",
         1e6 * measured.dispatch,
         measured.transfer / 1e9,
@@ -52,16 +52,16 @@ pub fn bring_up(
     Ok(match mode {
         Npu::Force => (npu, 256, figures),
         _ if choice.gain >= WORTH => {
-            // Shares have coarse steps, since a share changes the rounding of sums, and measured
-            // speeds differ a little from run to run.
+            // Shares have coarse steps, because a different share changes the rounding of sums and
+            // measured speeds vary a little between runs.
             let share = choice.share.next_multiple_of(32).min(256);
-            (npu, share, format!("{figures}: takes {share} of 256 sealed pages"))
+            (npu, share, format!("{figures}: used for {share} of 256 sealed pages"))
         }
         _ => (npu, 0, format!("{figures}: not used")),
     })
 }
 
-/// Opens the first device, or the model of one on the host.
+/// Opens the first device, or the model of a device on the host.
 fn open(mode: Npu, shape: Shape) -> Result<Session> {
     if mode == Npu::Model {
         let fault = testing::fault(testing::NPU_FAULT)

@@ -1,15 +1,15 @@
-//! The packet in a command buffer: the instruction stream, its buffers, and the state that the
+//! The packet in a command buffer: the instruction stream, its buffers, and the state, which the
 //! driver writes.
 
 use anyhow::{Result, bail, ensure};
 
 /// Opcode that runs one compute unit. The payload is its registers.
 const START_CU: u32 = 0;
-/// Most payload words of a firmware message.
+/// Limit for the payload words of a firmware message.
 const MAX_WORDS: usize = 19;
-/// Payload words before the buffers.
+/// Payload words before the buffers' addresses.
 const HEAD_WORDS: usize = 5;
-/// The first argument of a unit built with mlir-aie: run instructions.
+/// First argument of a unit that was built with mlir-aie: run instructions.
 const RUN_INSTRUCTIONS: u64 = 3;
 /// Bytes of a command buffer.
 pub const BYTES: usize = 4096;
@@ -55,7 +55,7 @@ impl State {
 /// Content of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Device address of the stream, and its number of words.
+    /// Device address of the stream, and its length in words.
     pub stream: u64,
     pub words: u32,
     /// Device addresses of the buffers.
@@ -87,7 +87,7 @@ impl Command {
         Ok(packet)
     }
 
-    /// Reads a packet as the driver and the firmware do.
+    /// Parses a packet as the driver and the firmware do.
     pub fn decode(packet: &[u32]) -> Result<Command> {
         let [head, mask, ref rest @ ..] = *packet else {
             bail!("a packet of {} words", packet.len())
@@ -97,14 +97,18 @@ impl Command {
         ensure!(head >> 10 & 3 == 0 && mask == 1, "compute units {mask:#x}: there is one");
         ensure!(count >= 1 && count - 1 <= rest.len(), "the packet says {count} words");
         let payload = &rest[..count - 1];
-        ensure!(opcode == START_CU, "opcode {opcode} is not known");
+        ensure!(opcode == START_CU, "unknown opcode {opcode}");
         ensure!(
             (HEAD_WORDS..=MAX_WORDS).contains(&payload.len())
                 && (payload.len() - HEAD_WORDS).is_multiple_of(2),
             "{} payload words: a message holds {MAX_WORDS}",
             payload.len()
         );
-        ensure!(join(payload) == RUN_INSTRUCTIONS, "the unit is told {}", join(payload));
+        ensure!(
+            join(payload) == RUN_INSTRUCTIONS,
+            "the first argument is {}, not {RUN_INSTRUCTIONS}",
+            join(payload)
+        );
         Ok(Command {
             stream: join(&payload[2..]),
             words: payload[4],

@@ -1,8 +1,9 @@
-//! The gate: a known-answer test that also measures speeds, and a cost model that decides whether
-//! the NPU pays.
+//! Decision whether an NPU is used: a known-answer test, which also measures speeds, and a cost
+//! model.
 //!
-//! Attention over the cache is bound by memory, which all parts of the chip share. The NPU can only
-//! relieve the other executor of a part of it, and a dispatch must not cost more than that saves.
+//! Attention over the cache is limited by memory bandwidth, which all parts of the chip share. The
+//! NPU can only save the other executor a part of its reads, and its dispatches must cost less time
+//! than that.
 
 use super::attention::{Dims, FlashPartial, Partials};
 use anyhow::{Result, ensure};
@@ -12,30 +13,31 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::time::Instant;
 
-/// Least predicted gain of a step for which the NPU is used.
+/// Minimum predicted gain of a step for which the NPU is used, as a share of its time.
 pub const WORTH: f64 = 0.03;
 
 /// Speeds of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// Bytes a second that the executor beside the NPU reads, and that the NPU reads.
+    /// Bytes per second that the other executor reads, and that the NPU reads.
     pub executor: f64,
     pub npu: f64,
-    /// Seconds from submitting a command to seeing its end, without the transfer.
+    /// Seconds from submitting a command until its end is seen, without the transfers.
     pub dispatch: f64,
-    /// Seconds that splitting a layer costs: queries out, partial results in, one more submission.
+    /// Seconds for splitting a layer: reading queries, writing partial results, and one more
+    /// submission.
     pub join: f64,
 }
 
 impl Machine {
-    /// A Phoenix laptop with a Radeon 780M, by published figures. The iGPU reads 75 GB/s, the NPU
-    /// 26 to 28. A command of one call takes 108 to 136 us, and twice that if the host waits for it
-    /// and goes on. `join` is the cost of one more submission to the iGPU.
+    /// A Phoenix laptop with a Radeon 780M, from published figures. The iGPU reads 75 GB/s, the NPU
+    /// 26 to 28. A command of one call takes 108 to 136 us, and twice that if the host must wait
+    /// for it and continue. `join` is the cost of one more submission to the iGPU.
     pub const PHOENIX: Machine =
         Machine { executor: 75e9, npu: 26e9, dispatch: 245e-6, join: 180e-6 };
 }
 
-/// Reads of a step.
+/// The memory that a step reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// Bytes of weights.
@@ -43,14 +45,14 @@ pub struct Work {
     pub global_layers: usize,
     pub local_layers: usize,
     pub window: usize,
-    /// Bytes of a key and a value of all heads in one layer.
+    /// Bytes of one key and one value of all heads in one layer.
     pub position: f64,
     /// Positions in the cache.
     pub context: usize,
 }
 
 impl Work {
-    /// Returns the bytes of the cache that the global layers read, and that all layers read.
+    /// Returns the bytes of the cache that global layers read, and that all layers read.
     fn bytes(&self) -> (f64, f64) {
         let global = (self.global_layers * self.context) as f64 * self.position;
         (
@@ -59,8 +61,7 @@ impl Work {
         )
     }
 
-    /// Returns the seconds of all attention at this speed, with `layer` seconds more for each
-    /// layer.
+    /// Returns the seconds of all attention at this bandwidth. `layer` is added for each layer.
     pub fn attention(&self, bytes_per_second: f64, layer: f64) -> f64 {
         self.bytes().1 / bytes_per_second + (self.global_layers + self.local_layers) as f64 * layer
     }
@@ -71,15 +72,15 @@ impl Work {
     }
 }
 
-/// Share of the sealed pages for the NPU, in 256ths, and the share of a step's time that it saves.
+/// The NPU's share of the sealed pages in 256ths, and the share of a step's time that it saves.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareChoice {
     pub share: usize,
     pub gain: f64,
 }
 
-/// Returns the best share. Both devices work at the same time, so a layer takes as long as the
-/// slower one.
+/// Returns the share with the least time. Both devices work at the same time, so the time of a
+/// layer is that of the slower one.
 pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
     let layer = w.context as f64 * w.position;
     let seconds = |share: usize| {
@@ -100,21 +101,24 @@ pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     pub dispatch: f64,
-    /// Bytes a second of keys and values: with one row, limited by memory, and with as many rows as
-    /// a core holds, where the kernel may be the limit.
+    /// Bytes per second of keys and values. `transfer` is measured with one row, where memory is
+    /// the limit. `kernel` is measured with as many rows as a core has room for, where the kernel
+    /// may be the limit.
     pub transfer: f64,
     pub kernel: f64,
     /// Largest relative L2 distance of a row from the exact result.
     pub distance: f64,
 }
 
-/// Tolerance of the kernel from exact arithmetic on its bf16 inputs, as a relative L2 distance.
+/// Tolerance for the kernel's distance from exact arithmetic on its bf16 inputs, as a relative L2
+/// distance.
 const EXACT: f64 = 0.005;
-/// Pages of the known-answer test, and of the measurement.
+/// Pages of the known-answer test and of the measurement.
 const PAGES: usize = 2;
 const LARGE: usize = 16;
 
-/// Runs the known-answer test, then measures speeds. The times are meaningful on a device only.
+/// Runs the known-answer test and then measures speeds. The speeds are meaningful only on a real
+/// device.
 pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     let mut rng = SmallRng::seed_from_u64(5);
     let Dims { n_heads, n_kv_heads, head_dim, .. } = dims;
@@ -143,7 +147,7 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
         for head in 0..n_heads {
             let at = row * n_heads + head;
             if limit == 0 {
-                ensure!(out.l[at] == 0.0, "a row that sees no page has a sum");
+                ensure!(out.l[at] == 0.0, "a row without pages has a sum");
                 continue;
             }
             let q = &q[at * head_dim..][..head_dim];
@@ -181,9 +185,9 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     Ok(Measured { dispatch: (one - page / transfer).max(0.0), transfer, kernel, distance })
 }
 
-/// Computes attention of one query in f64.
+/// Computes the attention of one query in f64.
 fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) -> Vec<f64> {
-    // The kernel's input is the scaled and rounded query.
+    // The kernel's input is the query after scaling and rounding.
     let round =
         |q: &f32| bf16::from_f32(q * (dims.scale * std::f32::consts::LOG2_E)).to_f32() as f64;
     let q: Vec<f64> = q.iter().map(round).collect();
@@ -209,8 +213,8 @@ fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) 
 mod tests {
     use super::*;
 
-    /// Returns the reads of Gemma 3 27B with f16 keys and values, at 2 bits a weight, where the
-    /// share of attention is largest.
+    /// Returns the reads of Gemma 3 27B with f16 keys and values at 2 bits per weight, where
+    /// attention has its largest share.
     fn work(context: usize) -> Work {
         Work {
             weights: 8.4e9,
@@ -242,7 +246,8 @@ mod tests {
         let far = choose(&m, &work(32768));
         assert_eq!((far.gain * 1000.0).round(), 44.0, "{far:?}");
         assert!((40..90).contains(&far.share), "{far:?}");
-        // More bits a weight, less gain; int8 keys and values, half the bytes, less gain.
+        // More bits per weight reduce the gain. So do int8 keys and values, which have half the
+        // bytes.
         let heavy = Work { weights: 14e9, ..work(32768) };
         let small = Work { position: 4352.0, ..work(32768) };
         assert!(choose(&m, &heavy).gain < far.gain && choose(&m, &small).gain < far.gain);
@@ -258,7 +263,7 @@ mod tests {
         assert_eq!(choose(&Machine { dispatch: 10e-3, ..m }, &w).share, 0);
         assert!(choose(&Machine { npu: 7e9, ..m }, &w).gain < WORTH);
         assert_eq!(choose(&Machine { join: 5e-3, ..m }, &w), ShareChoice::default());
-        // A slower executor, such as the processor, gains more.
+        // A slower executor, such as the CPU, gains more.
         assert!(choose(&Machine { executor: 40e9, ..m }, &w).gain > choose(&m, &w).gain);
     }
 }

@@ -1,9 +1,9 @@
 //! Layout of the objects that a core reads, and of the result that it writes.
 //!
-//! `npu-kernels/flash_partial.h` has the same in C++, and `manifest.txt` ties a built array to this
-//! version. A core reads objects of 8 KB: a header, the queries, then tiles of keys and values. Two
-//! cores, a *pair*, take the objects of one stream in turn. The objects of a pair lie together in
-//! memory, so every transfer is linear.
+//! `npu-kernels/flash_partial.h` has the same layout in C++, and `manifest.txt` records this
+//! version for built arrays. A core reads objects of 8 KB: a header, the queries, then tiles of
+//! keys and values. Two cores, called a *pair*, read the objects of one stream in alternation. The
+//! objects of a pair are adjacent in memory, so every transfer is linear.
 
 use gemma_base::kv::PAGE;
 use half::bf16;
@@ -13,17 +13,17 @@ pub const MAGIC: u32 = 0x3150_4647;
 pub const ABI: u32 = 1;
 /// Bytes of an object.
 pub const OBJECT: usize = 8192;
-/// Number of limits in a header, and of maxima and of sums in a result.
+/// Number of limits in a header, and of maxima and sums in a result.
 pub const MAX_ROWS: usize = 32;
-/// Words after the sums of a result.
+/// Words that follow the sums in a result.
 const ECHO_WORDS: usize = 16;
 /// Index of the first row's limit in a header, in words.
 const LIMITS: usize = 8;
-/// Cores that one shim channel feeds.
+/// Cores that read from one shim channel.
 pub const PAIR: usize = 2;
-/// Pairs of the array: two in each of four columns.
+/// Pairs in the array: two in each of four columns.
 pub const PAIRS: usize = 8;
-/// Maximum of a row that has seen no key.
+/// Maximum of a row that has no keys.
 pub const NONE: f32 = -3.0e38;
 
 /// The kernel's sizes for one head dimension.
@@ -33,7 +33,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the sizes of a kernel; `None` for head dimensions without one.
+    /// Returns the sizes of a kernel, or `None` for a head dimension without one.
     pub const fn new(head_dim: usize) -> Option<Shape> {
         match head_dim {
             128 | 256 => Some(Shape { head_dim }),
@@ -41,12 +41,12 @@ impl Shape {
         }
     }
 
-    /// Returns the query rows that a core holds.
+    /// Returns the number of query rows in a core.
     pub const fn rows(self) -> usize {
         4096 / self.head_dim
     }
 
-    /// Returns the keys of a tile.
+    /// Returns the number of keys in a tile.
     pub const fn keys(self) -> usize {
         2048 / self.head_dim
     }
@@ -55,7 +55,7 @@ impl Shape {
         PAGE / self.keys()
     }
 
-    /// Returns the bytes of a page of one pair of heads.
+    /// Returns the bytes of a page for one pair of heads.
     pub const fn page_bytes(self) -> usize {
         PAIR * self.tiles_per_page() * OBJECT
     }
@@ -70,7 +70,7 @@ impl Shape {
         (self.rows() * self.head_dim + 2 * MAX_ROWS + ECHO_WORDS) * 4
     }
 
-    /// Returns the row count that a header has for `rows` query rows.
+    /// Returns the smallest supported row count, for a header, that is at least `rows`.
     pub fn bucket(self, rows: usize) -> Option<usize> {
         [4, 16, 32].into_iter().find(|b| rows <= *b && *b <= self.rows())
     }
@@ -80,13 +80,13 @@ impl Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub shape: Shape,
-    /// Tiles that follow the queries.
+    /// Number of tiles that follow the queries.
     pub tiles: usize,
     /// 0, 4, 16 or 32.
     pub rows: usize,
-    /// Number that the result repeats.
+    /// Serial number, which the result repeats.
     pub serial: u32,
-    /// Number of tiles, from the first on, that each row attends.
+    /// Number of tiles that each row attends to, counted from the first.
     pub limits: [u32; MAX_ROWS],
 }
 
@@ -146,15 +146,15 @@ pub fn out_at(shape: Shape, row: usize, d: usize) -> usize {
     ((row / 4 * (shape.head_dim / 4) + d / 4) * 4 + row % 4) * 4 + d % 4
 }
 
-/// Writes a row of queries, times `scale`, to the query object.
+/// Writes a row of queries, multiplied by `scale`, to the query object.
 pub fn write_query(shape: Shape, object: &mut [u8], row: usize, q: &[f32], scale: f32) {
     for (d, q) in q.iter().enumerate() {
         put(object, query_at(shape, row, d), q * scale);
     }
 }
 
-/// Writes one head's page, keys and values `[PAGE, head_dim]`, into its pair's page; `slot` is the
-/// head's index in the pair.
+/// Writes the page of one head, keys and values `[PAGE, head_dim]`, into the page of its pair.
+/// `slot` is the head's index in the pair.
 pub fn write_page(shape: Shape, pair_page: &mut [u8], slot: usize, keys: &[f32], values: &[f32]) {
     let dim = shape.head_dim;
     for tile in 0..shape.tiles_per_page() {
@@ -177,7 +177,7 @@ pub struct ResultView<'a> {
 }
 
 impl<'a> ResultView<'a> {
-    /// Views a result of [`Shape::out_bytes`] bytes.
+    /// Returns a view of a result, which must have [`Shape::out_bytes`] bytes.
     pub fn new(shape: Shape, bytes: &'a [u8]) -> Self {
         assert_eq!(bytes.len(), shape.out_bytes());
         ResultView { shape, bytes }
@@ -191,12 +191,12 @@ impl<'a> ResultView<'a> {
         self.shape.rows() * self.shape.head_dim
     }
 
-    /// Returns the sum of exponentials times values, not divided by `l`.
+    /// Returns the sum of exponentials times values, before division by `l`.
     pub fn o(&self, row: usize, d: usize) -> f32 {
         self.float(out_at(self.shape, row, d))
     }
 
-    /// Returns the largest score, in powers of two; [`NONE`] for a row without keys.
+    /// Returns the largest score in the base-2 domain, or [`NONE`] for a row without keys.
     pub fn m(&self, row: usize) -> f32 {
         self.float(self.tail() + row)
     }
@@ -206,7 +206,7 @@ impl<'a> ResultView<'a> {
         self.float(self.tail() + MAX_ROWS + row)
     }
 
-    /// Returns magic, version, tiles, rows and serial number as the core read them.
+    /// Returns magic number, version, tiles, rows and serial number, as the core has read them.
     pub fn echo(&self) -> [u32; 5] {
         std::array::from_fn(|i| word(self.bytes, self.tail() + 2 * MAX_ROWS + i))
     }

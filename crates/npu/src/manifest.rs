@@ -1,8 +1,8 @@
-//! Loads built arrays that fit this program.
+//! Loader of built arrays that match this program.
 //!
 //! `npu-kernels/manifest.txt` has the version of the interface, the tile sizes and the SHA-256 of
-//! every source. `build.sh` copies it beside the arrays and adds the SHA-256 of each. The loader
-//! refuses an array with another manifest.
+//! every source. `build.sh` copies it to the directory of the arrays and adds the SHA-256 of each
+//! array. The loader refuses arrays with another manifest.
 
 use super::layout::Shape;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,10 +11,10 @@ use gemma_base::util::hex;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
-/// Manifest of the sources that this program was built with.
+/// Manifest of the kernel sources at the time when this program was built.
 pub const SOURCES: &str = include_str!("../../../npu-kernels/manifest.txt");
 
-/// Most bytes of a manifest and of an array, which has about 1 MB.
+/// Limit for the bytes of a manifest and of an array. An array has about 1 MB.
 const LARGEST: u64 = 64 << 20;
 
 /// Returns the file name of the array for a head dimension.
@@ -22,7 +22,7 @@ pub fn file_name(shape: Shape) -> String {
     format!("flash_partial_{}.xclbin", shape.head_dim)
 }
 
-/// Returns the first of these directories that has the array for `shape`.
+/// Returns the first of these directories that contains the array for `shape`.
 pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
     let name = file_name(shape);
     directories.iter().find(|d| d.join(&name).is_file()).cloned().with_context(|| {
@@ -36,14 +36,15 @@ pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
     })
 }
 
-/// Reads the array for `shape` from a directory. Refuses one with another manifest.
+/// Reads the array for `shape` from a directory. Refuses an array with another manifest.
 pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
     let text = read_regular_text(&manifest, LARGEST)
         .with_context(|| format!("reading {}", manifest.display()))?;
     let Some(built) = text.strip_prefix(SOURCES) else {
         bail!(
-            "{} belongs to other sources: build again with npu-kernels/build.sh of this version",
+            "{} was made from other sources: \
+            build the arrays again with npu-kernels/build.sh of this version",
             manifest.display()
         )
     };
@@ -53,7 +54,7 @@ pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let bytes =
         read_regular(&path, LARGEST).with_context(|| format!("reading {}", path.display()))?;
     let got = hex(Sha256::digest(&bytes));
-    ensure!(got == want, "{} is not the file that its manifest names", path.display());
+    ensure!(got == want, "{} is not the file that its manifest lists", path.display());
     Ok(bytes)
 }
 
@@ -63,7 +64,7 @@ mod tests {
     use crate::layout::{ABI, OBJECT};
     use std::fs;
 
-    /// The manifest is that of the sources beside it, and of the sizes that the host uses.
+    /// The manifest must match the sources in its directory and the sizes that the host uses.
     #[test]
     fn the_manifest_is_fresh() {
         let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../npu-kernels");

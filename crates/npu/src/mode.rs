@@ -3,13 +3,13 @@
 /// Values of `--npu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Npu {
-    /// A device, where it is predicted to pay.
+    /// Uses an NPU if it is predicted to save time.
     #[default]
     Auto,
     Off,
-    /// A device, whatever is predicted.
+    /// Uses an NPU regardless of the prediction.
     Force,
-    /// The model of a device on the host.
+    /// Uses the model of an NPU on the host.
     Model,
 }
 
@@ -28,7 +28,8 @@ impl std::str::FromStr for Npu {
 }
 
 impl Npu {
-    /// Returns whether an NPU is used whatever is predicted. A plan then counts its memory.
+    /// Returns whether an NPU is used regardless of the prediction. A plan then includes its
+    /// memory.
     pub fn is_asked(&self) -> bool {
         matches!(self, Npu::Force | Npu::Model)
     }

@@ -1,4 +1,4 @@
-//! Probe of the machine's NPUs: each condition of a run, with a remedy where it does not hold.
+//! Probe of the machine's NPUs: the conditions for using them, each with a remedy if it is not met.
 
 #[cfg(all(unix, feature = "npu"))]
 use super::{accel::Accel, layout::Shape, manifest, raw::RawAccel};
@@ -11,9 +11,9 @@ use std::path::PathBuf;
 /// PCI ids of NPU1.
 const VENDOR: u32 = 0x1022;
 const DEVICE: u32 = 0x1502;
-/// Least locked memory in bytes for useful buffers.
+/// Minimum of lockable memory in bytes for useful buffers.
 const LOCKED: u64 = 256 << 20;
-/// Head dimension of the 27B model, which chooses the array.
+/// Head dimension of the 27B model, which selects the array.
 #[cfg(all(unix, feature = "npu"))]
 const HEAD_DIM: usize = 128;
 
@@ -25,17 +25,17 @@ pub fn directories() -> Vec<PathBuf> {
     home.into_iter().chain(system).map(|d| d.join("gemma/npu")).collect()
 }
 
-/// A condition of a run.
+/// A condition for using an NPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub name: &'static str,
     /// State of the condition.
     pub what: String,
-    /// Remedy; `None` if the condition holds.
+    /// Remedy; `None` if the condition is met.
     pub remedy: Option<String>,
 }
 
-/// An accelerator of this machine, and its conditions.
+/// An accelerator of this machine with its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NpuProbe {
     /// `/dev/accel/accelN`
@@ -49,7 +49,7 @@ impl NpuProbe {
     }
 }
 
-/// Directories and limits of a machine. Tests make their own.
+/// Directories and limits of a machine. Tests use their own.
 #[derive(Clone, Debug)]
 pub struct NpuSystem {
     pub root: PathBuf,
@@ -60,12 +60,12 @@ pub struct NpuSystem {
 }
 
 impl NpuSystem {
-    /// Returns this machine.
+    /// Returns the system of this machine.
     pub fn here() -> NpuSystem {
         NpuSystem::at("/".into(), lockable_memory())
     }
 
-    /// Returns the machine whose files are below `root`.
+    /// Returns a system with its files below `root`.
     pub fn at(root: PathBuf, locked: u64) -> NpuSystem {
         NpuSystem { root, arrays: directories(), locked }
     }
@@ -77,7 +77,7 @@ impl NpuSystem {
         u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
     }
 
-    /// Returns the names of accelerators with NPU1's ids, in order.
+    /// Returns the names of accelerators with the ids of NPU1, in order.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("sys/class/accel")).into_iter().flatten();
         let mut names: Vec<String> =
@@ -89,7 +89,7 @@ impl NpuSystem {
         names
     }
 
-    /// Returns whether the PCI bus has the device, with a driver or without.
+    /// Returns whether the device is on the PCI bus, with or without a driver.
     fn on_the_bus(&self) -> bool {
         let hex = |path: PathBuf| {
             fs::read_to_string(path)
@@ -103,12 +103,12 @@ impl NpuSystem {
         })
     }
 
-    /// Returns every NPU of the machine, with each condition of a run of the 27B model.
+    /// Returns every NPU of the machine, with each condition for a run of the 27B model.
     pub fn probe(&self) -> Vec<NpuProbe> {
         self.names().into_iter().map(|name| self.probe_one(&name)).collect()
     }
 
-    /// Returns why there is no NPU to probe, and a remedy.
+    /// Returns the reason why no NPU can be probed, and a remedy.
     pub fn nothing(&self) -> (String, Option<String>) {
         if cfg!(windows) {
             return ("this program uses NPUs on Linux only".into(), None);
@@ -116,7 +116,7 @@ impl NpuSystem {
         if self.on_the_bus() {
             let remedy = "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), \
                 with AMD's NPU firmware installed";
-            return ("an NPU is on the bus, but no driver serves it".into(), Some(remedy.into()));
+            return ("an NPU is on the bus, but it has no driver".into(), Some(remedy.into()));
         }
         ("no AMD NPU of the first generation (PCI 1022:1502: Phoenix, Hawk Point)".into(), None)
     }
@@ -158,7 +158,7 @@ impl NpuSystem {
         NpuProbe { path, findings }
     }
 
-    /// Opens a device and looks for its array. Returns the findings.
+    /// Opens a device and searches for its array. Returns the findings.
     #[cfg(all(unix, feature = "npu"))]
     fn device_findings(&self, path: &Path) -> Vec<Finding> {
         let mut findings = Vec::new();
@@ -169,7 +169,7 @@ impl NpuSystem {
             Err(e) => add(
                 "access",
                 e.to_string(),
-                Some(e.remedy().unwrap_or("see dmesg for what amdxdna says")),
+                Some(e.remedy().unwrap_or("see the messages of amdxdna in dmesg")),
             ),
             Ok(mut accel) => {
                 add("access", "may be opened".into(), None);
@@ -242,7 +242,7 @@ mod tests {
         put(root, "sys/bus/pci/devices/0000:c6:00.1/vendor", "0x1022\n");
         put(root, "sys/bus/pci/devices/0000:c6:00.1/device", "0x1502\n");
         assert!(here.nothing().1.unwrap().contains("amdxdna"));
-        // Another accelerator, a newer NPU, is none of ours.
+        // The first accelerator is a newer NPU, which must be ignored.
         for (name, device, revision) in [("accel0", "0x17f0", "0x10"), ("accel1", "0x1502", "0x00")]
         {
             put(root, &format!("sys/class/accel/{name}/device/vendor"), "0x1022\n");
@@ -261,7 +261,7 @@ mod tests {
                 && finding("locked memory").remedy.unwrap().contains("ulimit")
         );
         assert!(finding("array").remedy.unwrap().contains("build.sh"));
-        // A file that opens but is no NPU fails where its firmware is asked for.
+        // The file can be opened but is not an NPU, so the query of the firmware version fails.
         fs::create_dir_all(root.join("dev/accel")).unwrap();
         std::os::unix::fs::symlink("/dev/null", root.join("dev/accel/accel1")).unwrap();
         let found = here.probe();

@@ -1,8 +1,8 @@
-//! The driver, /dev/accel/accelN by ioctl. This code has not run on a device.
+//! The driver: /dev/accel/accelN, by ioctl. This code has not run on a device.
 //!
-//! [`super::uapi`] checks the sizes and offsets of the structures, and the code above this file
-//! also runs on the host model. SYNC_BO makes buffers coherent. A buffer without an address of its
-//! own has that of the process (shared virtual memory).
+//! [`super::uapi`] checks the sizes and offsets of the structures. All code that uses this file
+//! also runs on the host model. SYNC_BO makes buffers coherent. A buffer without a device address
+//! has the process's address of it (shared virtual memory).
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::uapi::{self, AieMetadata, FirmwareVersion};
@@ -13,11 +13,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A buffer's mapping in this process.
+/// Mapping of a buffer in this process.
 struct Mapping {
     at: *mut u8,
     bytes: usize,
-    /// Address space to unmap; `None` for device buffers, which lie in the heap's mapping.
+    /// Address space to unmap; `None` for device buffers, which are inside the heap's mapping.
     reserved: Option<(*mut libc::c_void, usize)>,
 }
 
@@ -26,13 +26,13 @@ pub struct RawAccel {
     file: File,
     path: PathBuf,
     maps: HashMap<u32, Mapping>,
-    /// Timeline of each context.
+    /// Timeline handle of each context.
     timelines: HashMap<u32, u32>,
-    /// Whether the driver has WAIT_CMD.
+    /// Whether the driver supports WAIT_CMD.
     can_wait: bool,
 }
 
-// SAFETY: no other value has the mappings.
+// SAFETY: the mappings belong to this value alone, and are not tied to a thread.
 unsafe impl Send for RawAccel {}
 
 impl RawAccel {
@@ -50,11 +50,11 @@ impl RawAccel {
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T, what: &'static str) -> Outcome<()> {
-        // Bits 16 to 29 of a request's number are the bytes of its argument.
+        // Bits 16 to 29 of a request's number are the size of its argument in bytes.
         assert_eq!(request >> 16 & 0x3fff, size_of::<T>() as u64, "{what}: another argument");
         loop {
-            // SAFETY: the assertion above holds `T` to the size that the kernel accesses, and
-            // `abi!` holds it to the driver's layout.
+            // SAFETY: the assertion above ensures that `T` has the size that the kernel accesses,
+            // and `abi!` ensures that it has the driver's layout.
             let code =
                 unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
             if code == 0 {
@@ -75,7 +75,7 @@ impl RawAccel {
         Ok(answer)
     }
 
-    /// Maps a buffer of the file at an aligned address.
+    /// Maps a buffer of the device file at an aligned address.
     fn map(&self, offset: u64, bytes: usize, align: usize) -> Outcome<Mapping> {
         let failed = || {
             Errno::new(
@@ -84,7 +84,7 @@ impl RawAccel {
             )
         };
         let room = if align > 4096 { bytes + align } else { bytes };
-        // SAFETY: reserves address space that no other code has.
+        // SAFETY: reserves new address space, which no other code uses.
         let reserved = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -107,7 +107,7 @@ impl RawAccel {
         };
         if mapped == libc::MAP_FAILED {
             let error = failed();
-            // SAFETY: reserved above, and not returned to any caller.
+            // SAFETY: the space was reserved above and was not returned to any caller.
             unsafe { libc::munmap(reserved, room) };
             return Err(error);
         }
@@ -115,7 +115,7 @@ impl RawAccel {
     }
 
     fn close(&self, handle: u32) {
-        // An error is ignored: the system closes the buffer with the file.
+        // An error is ignored: the system closes the buffer when the file is closed.
         let _ =
             self.ioctl(uapi::GEM_CLOSE, &mut uapi::GemClose { handle, pad: 0 }, "closing a buffer");
     }
@@ -127,7 +127,7 @@ impl RawAccel {
         };
         // SAFETY: all bytes zero are a valid `timespec`.
         let mut now: libc::timespec = unsafe { std::mem::zeroed() };
-        // SAFETY: the call writes to `now`, which lives.
+        // SAFETY: the call writes only to `now`, which is alive.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
         let mut wait = uapi::SyncobjTimelineWait {
             handles: timeline as *const u32 as u64,
@@ -196,10 +196,11 @@ impl Accel for RawAccel {
     fn close_bo(&mut self, bo: Bo) {
         if let Some(mapping) = self.maps.remove(&bo.handle) {
             if let Some((at, bytes)) = mapping.reserved {
-                // Device buffers lie inside the heap's mapping, and are gone with it.
+                // Device buffers are inside the heap's mapping and are unmapped with it.
                 let gone = at as usize..at as usize + bytes;
                 self.maps.retain(|_, m| m.reserved.is_some() || !gone.contains(&(m.at as usize)));
-                // SAFETY: mapped by `map`, and no slice of it lives, since slices borrow `self`.
+                // SAFETY: `map` has mapped it, and no slice of it is alive, because slices borrow
+                // `self`.
                 unsafe { libc::munmap(at, bytes) };
             }
             self.close(bo.handle);
@@ -208,8 +209,8 @@ impl Accel for RawAccel {
 
     fn bytes(&mut self, bo: &Bo) -> &mut [u8] {
         match self.maps.get(&bo.handle) {
-            // SAFETY: mapped as long as the entry exists. The borrow of `self` keeps the entry and
-            // excludes other slices.
+            // SAFETY: the memory is mapped while the entry exists. The borrow of `self` keeps the
+            // entry and excludes other slices.
             Some(m) => unsafe { std::slice::from_raw_parts_mut(m.at, bo.bytes.min(m.bytes)) },
             None => &mut [],
         }
@@ -259,7 +260,7 @@ impl Accel for RawAccel {
 
     fn destroy_context(&mut self, context: u32) {
         if self.timelines.remove(&context).is_some() {
-            // An error is ignored: the system destroys the context with the file.
+            // An error is ignored: the system destroys the context when the file is closed.
             let mut destroy = uapi::DestroyHwctx { handle: context, pad: 0 };
             let _ = self.ioctl(uapi::DESTROY_HWCTX, &mut destroy, "destroying a context");
         }
@@ -268,7 +269,7 @@ impl Accel for RawAccel {
     fn execute(&mut self, context: u32, command: &Bo, buffers: &[u32]) -> Outcome<u64> {
         let mut exec = uapi::ExecCmd {
             hwctx: context,
-            // With one command, the field has its handle in place of a pointer.
+            // With only one command, the field has its handle instead of a pointer.
             cmd_handles: command.handle as u64,
             cmd_count: 1,
             args: buffers.as_ptr() as u64,
@@ -303,7 +304,7 @@ impl Accel for RawAccel {
 impl Drop for RawAccel {
     fn drop(&mut self) {
         for (at, bytes) in self.maps.values().filter_map(|m| m.reserved) {
-            // SAFETY: mapped by `map`, and no slice outlives `self`.
+            // SAFETY: `map` has mapped it, and no slice outlives `self`.
             unsafe { libc::munmap(at, bytes) };
         }
     }
@@ -313,7 +314,7 @@ impl Drop for RawAccel {
 mod tests {
     use super::*;
 
-    /// Every call on a file that is no NPU returns the system's error and leaves nothing open.
+    /// Every call on a file that is not an NPU returns the system's error and leaves nothing open.
     #[test]
     fn what_is_no_npu_says_so() {
         assert_eq!(

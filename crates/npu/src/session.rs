@@ -1,4 +1,4 @@
-//! A device with the kernel loaded: heap, context, image, streams, commands. Dropping a session
+//! A device with the kernel loaded: heap, context, image, streams and commands. Dropping a session
 //! closes all of them.
 
 use super::accel::{Accel, Bo, BoKind, HEAP_BYTES, Info, Sync};
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Time limit of a command. The longest, 128 pages of all heads, takes 10 ms at the speed of
-/// memory.
+/// Time limit of a command. The longest command, 128 pages of all heads, takes 10 ms at the speed
+/// of memory.
 const LIMIT: Duration = Duration::from_millis(50);
-/// Function of compute unit 0: instructions for the array.
+/// Function of compute unit 0, which runs instructions for the array.
 const FUNCTION: u8 = 0;
 
 /// An open device with the kernel loaded.
@@ -24,11 +24,11 @@ pub struct Session {
     context: Option<u32>,
     open: Vec<Bo>,
     streams: HashMap<Job, (Bo, u32)>,
-    /// Columns of the image.
+    /// Columns of the array that the image uses.
     columns: usize,
 }
 
-/// The buffers of a command in flight.
+/// The buffers of a command that is in flight.
 #[derive(Clone, Debug)]
 pub struct Slot {
     pub queries: Bo,
@@ -38,9 +38,9 @@ pub struct Slot {
 }
 
 impl Session {
-    /// Brings the device up. `xclbin` is a whole file.
+    /// Opens the device and loads the kernel. `xclbin` is the content of a whole file.
     pub fn open(mut accel: Box<dyn Accel>, xclbin: &[u8]) -> Result<Session> {
-        let info = accel.info().context("asking the NPU what it is")?;
+        let info = accel.info().context("querying the properties of the NPU")?;
         let rows = info.metadata.core.row_count as usize;
         ensure!(
             rows == CORE_ROWS,
@@ -57,7 +57,7 @@ impl Session {
         };
         let partition = xclbin::parse(xclbin).context("reading the NPU's array")?;
         session.columns = partition.columns;
-        // Device buffers lie in the heap, so it is created first.
+        // Device buffers are inside the heap, so the heap is created first.
         session.buffer(BoKind::Heap, HEAP_BYTES)?;
         let context = session.accel.create_context((partition.columns * rows) as u32)?;
         session.context = Some(context);
@@ -76,20 +76,20 @@ impl Session {
         self.accel.is_real_device()
     }
 
-    /// Creates a zeroed buffer that lives as long as the session.
+    /// Creates a zeroed buffer that exists until the session ends or [`Session::close`] is called.
     pub fn buffer(&mut self, kind: BoKind, bytes: usize) -> Result<Bo> {
         let bo = self.accel.create_bo(kind, bytes)?;
         self.open.push(bo);
         Ok(bo)
     }
 
-    /// Closes a buffer early.
+    /// Closes a buffer before the session ends.
     pub fn close(&mut self, bo: Bo) {
         self.open.retain(|b| b.handle != bo.handle);
         self.accel.close_bo(bo);
     }
 
-    /// Returns the bytes of all buffers except the heap, which is address space.
+    /// Returns the bytes of all buffers except the heap, which is only address space.
     pub fn memory(&self) -> u64 {
         self.open.iter().filter(|b| b.kind != BoKind::Heap).map(|b| b.bytes as u64).sum()
     }
@@ -98,12 +98,12 @@ impl Session {
         self.accel.bytes(bo)
     }
 
-    /// Makes part of a buffer visible to the device.
+    /// Makes a part of a buffer visible to the device.
     pub fn publish(&mut self, bo: &Bo, offset: usize, bytes: usize) -> Result<()> {
         Ok(self.accel.sync(bo, Sync::ToDevice, offset, bytes)?)
     }
 
-    /// Creates the buffers of a command for `pairs` pairs.
+    /// Creates the buffers of a command for `pairs` pairs of heads.
     pub fn slot(&mut self, shape: Shape, pairs: usize) -> Result<Slot> {
         let [queries, _, results] = Job { shape, pairs, capacity: 0, pages: 0 }.sizes();
         Ok(Slot {
@@ -132,7 +132,7 @@ impl Session {
         Ok((bo, words.len() as u32))
     }
 
-    /// Submits a job. Its queries are in the slot's buffer.
+    /// Submits a job. Its queries must be in the slot's buffer.
     pub fn submit(&mut self, job: Job, arena: &Bo, slot: &mut Slot) -> Result<()> {
         let (stream, words) = self.stream(job)?;
         self.publish(&slot.queries, 0, slot.queries.bytes)?;
@@ -162,7 +162,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The context is destroyed first, since it may still use the buffers.
+        // The context is destroyed first, because it may still use the buffers.
         if let Some(context) = self.context.take() {
             self.accel.destroy_context(context);
         }

@@ -1,14 +1,14 @@
-//! The instruction stream of one `flash_partial` command: queries in, pages in, results out, for
-//! all pairs of cores that have heads.
+//! The instruction stream of one `flash_partial` command. It transfers queries and pages to all
+//! pairs of cores that have heads, and their results to memory.
 //!
-//! The queue of a channel holds four tasks. A descriptor is written again only after a wait for its
-//! task's token.
+//! The queue of a channel has room for four tasks. A descriptor is written again only after a wait
+//! for its task's completion token.
 
 use super::layout::{OBJECT, PAIR, PAIRS, Shape};
 use super::txn::{Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, Op, encode};
 use anyhow::{Result, ensure};
 
-/// Most tasks in a channel's queue.
+/// Limit for the tasks in a channel's queue.
 const QUEUE_DEPTH: usize = 4;
 /// Bytes of one iteration of a descriptor: two objects for each core of the pair.
 const RUN: usize = 2 * PAIR * OBJECT;
@@ -18,29 +18,29 @@ pub const ARG_QUERIES: u8 = 0;
 pub const ARG_PAGES: u8 = 1;
 pub const ARG_RESULTS: u8 = 2;
 
-/// Work of a command.
+/// The work of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
     pub shape: Shape,
     /// Pairs of kv heads.
     pub pairs: usize,
-    /// Pages that the arena holds for each pair.
+    /// Pages for which the arena has room, for each pair.
     pub capacity: usize,
-    /// Number of pages that are read, from the first on.
+    /// Number of pages that are read, counted from the first.
     pub pages: usize,
 }
 
-/// Returns the columns for `pairs` pairs: two pairs a column.
+/// Returns the number of columns for `pairs` pairs. A column has two pairs.
 pub fn columns(pairs: usize) -> usize {
     pairs.div_ceil(2)
 }
 
-/// Returns a pair's channel.
+/// Returns the channel of a pair.
 fn channel(pair: usize, direction: Direction) -> Channel {
     Channel { column: (pair / 2) as u8, direction, index: (pair % 2) as u8 }
 }
 
-/// A transfer of one pair: `runs` times `length` contiguous bytes.
+/// A transfer for one pair: `runs` times `length` contiguous bytes.
 struct Transfer {
     direction: Direction,
     argument: u8,
@@ -49,7 +49,7 @@ struct Transfer {
     runs: usize,
 }
 
-/// Progress of one pair's transfers.
+/// Progress of the transfers of one pair.
 struct Lane {
     pair: usize,
     /// Tasks in the queue.
@@ -60,7 +60,7 @@ struct Lane {
 impl Lane {
     fn push(&mut self, transfer: &Transfer, ops: &mut Vec<Op>) -> Result<()> {
         let channel = channel(self.pair, transfer.direction);
-        // A channel pair has eight descriptors: one for results, four in turn for inputs.
+        // A channel pair has eight descriptors: one for results, and four in rotation for inputs.
         let first = (8 * channel.index) as usize;
         let id = match transfer.direction {
             Direction::ToMemory => first,
@@ -85,7 +85,7 @@ impl Lane {
 }
 
 impl Job {
-    /// Returns the bytes of the queries' buffer, the arena and the results' buffer.
+    /// Returns the bytes of the buffer of queries, of the arena and of the buffer of results.
     pub fn sizes(&self) -> [usize; 3] {
         let s = self.shape;
         [s.query_bytes(), self.capacity * s.page_bytes(), PAIR * s.out_bytes()]
@@ -149,7 +149,7 @@ mod tests {
     use std::collections::HashMap;
 
     fn jobs() -> impl Iterator<Item = Job> {
-        // Two values and more of every dimension.
+        // At least two values of each dimension.
         let shapes = [128, 256].map(|d| Shape::new(d).unwrap());
         shapes.into_iter().flat_map(|shape| {
             [1, 2, 3, 8].into_iter().flat_map(move |pairs| {
@@ -172,8 +172,8 @@ mod tests {
         }
     }
 
-    /// Each pair reads its header, queries and pages, byte after byte, and writes its result; no
-    /// queue overflows, no descriptor is written while its task is under way, and every token is
+    /// Each pair reads the bytes of its header, queries and pages in order, and writes its result.
+    /// No queue overflows, no descriptor is written while its task is in flight, and every token is
     /// waited for.
     #[test]
     fn every_pair_reads_exactly_its_bytes() {
@@ -248,7 +248,8 @@ mod tests {
                 && Job { pairs: 0, ..job }.ops().is_err()
                 && Job { pages: 5, ..job }.ops().is_err()
         );
-        // Offsets are 32 bits: beyond 4 GiB of arena nothing is truncated silently.
+        // Offsets have 32 bits. An arena of more than 4 GiB is refused instead of truncated
+        // silently.
         assert!(Job { capacity: 1 << 15, ..job }.ops().is_err());
     }
 }

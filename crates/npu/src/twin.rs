@@ -1,12 +1,12 @@
-//! The kernel's twin in Rust: `npu-kernels/flash_partial.h` operation by operation, with the same
-//! bits. `tests/npu/kernel.rs` compiles the C++ source and compares. The host model runs the twin.
+//! The kernel in Rust: the same operations as in `npu-kernels/flash_partial.h`, with the same bits.
+//! `tests/npu/kernel.rs` compiles the C++ source and compares. The host model runs this kernel.
 
 use super::layout::{self, ABI, MAGIC, MAX_ROWS, NONE, OBJECT, Shape};
 use half::bf16;
 
 const LOWEST: f32 = -120.0;
 
-/// One core.
+/// The state of one core.
 pub struct Twin {
     shape: Shape,
     q: Vec<f32>,      // [rows, head_dim]
@@ -44,7 +44,7 @@ fn element(object: &[u8], index: usize) -> f32 {
     bf16::from_bits(u16::from_le_bytes([object[2 * index], object[2 * index + 1]])).to_f32()
 }
 
-/// Returns 2^x for -120 <= x <= 0; exact at 0.
+/// Returns 2^x for -120 <= x <= 0. It is exact at 0.
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
     let whole = x.round_ties_even();
@@ -68,19 +68,19 @@ fn lowered(a: f32, b: f32) -> f32 {
     exp2(larger(a - b, LOWEST))
 }
 
-/// Rounds a finite number to bf16, as f32.
+/// Rounds a finite number to bf16 and returns it as f32.
 #[inline(always)]
 fn rounded(v: f32) -> f32 {
     let bits = v.to_bits();
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// Attends one tile of `KEYS` keys with all rows of a core.
+/// Computes attention over one tile of `KEYS` keys for all rows of a core.
 #[inline(always)]
 fn tile_body<const KEYS: usize>(t: &mut Twin) {
     let dim = t.shape.head_dim;
     let keys = t.keys.as_chunks::<KEYS>().0;
-    // A row that does not attend this tile keeps its state.
+    // A row that does not attend to this tile keeps its state.
     for r in (0..t.rows).filter(|r| t.limits[*r] > t.done).collect::<Vec<_>>() {
         let mut s = [0f32; KEYS];
         for (q, k) in t.q[r * dim..][..dim].iter().zip(keys) {
@@ -88,7 +88,8 @@ fn tile_body<const KEYS: usize>(t: &mut Twin) {
                 s[j] += q * k[j];
             }
         }
-        // The kernel takes the maximum in this order: columns first, then (0, 2), (1, 3), and both.
+        // The kernel computes the maximum in this order: columns first, then (0, 2), (1, 3), and
+        // both.
         let mut most = [s[0], s[1], s[2], s[3]];
         for j in 4..KEYS {
             most[j % 4] = larger(most[j % 4], s[j]);
@@ -121,14 +122,14 @@ fn tile(t: &mut Twin) {
     }
 }
 
-/// The same with wider vectors. Products and sums stay two operations, so no bit changes.
+/// [`tile_body`] with AVX2. Products and sums stay separate operations, so no bit changes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn tile_avx2(t: &mut Twin) {
     tile(t);
 }
 
-/// The kernel in one core.
+/// The kernel of one core.
 pub trait Core: Send {
     /// Reads a header. Returns the number of tiles after the queries.
     fn begin(&mut self, header: &[u8]) -> usize;
@@ -177,7 +178,7 @@ impl Core for Twin {
         }
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2, checked above.
+            // SAFETY: the condition above has checked that the processor has AVX2.
             return unsafe { tile_avx2(self) };
         }
         tile(self);

@@ -1,31 +1,32 @@
-//! Format of the instruction stream ("ctrlcode") that the NPU's firmware runs for one command: a
-//! header of four words, then writes of buffer descriptors, patches of addresses, pushes to DMA
-//! queues, and waits.
+//! Format of the instruction stream ("ctrlcode") that the NPU's firmware runs for one command.
 //!
-//! It is the format of mlir-aie's runtime sequences for AIE2. lightvector/KataGo documents it and
-//! has checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). The decoder refuses
-//! operations that [`super::stream`] does not write.
+//! It has a header of four words, then writes of buffer descriptors, patches of addresses, pushes
+//! to DMA queues, and waits.
+//!
+//! It is the format of mlir-aie's runtime sequences for AIE2. The repository lightvector/KataGo
+//! documents it and has checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). The
+//! decoder refuses operations that [`super::stream`] does not write.
 
 use anyhow::{Result, bail, ensure};
 
-/// Rows of the array, shim and memory tile included.
+/// Rows of the array, including shim tiles and memory tiles.
 const ROWS: u32 = 6;
-/// The generation of NPU1.
+/// Number of NPU1's generation in the header.
 const GENERATION: u32 = 3;
-/// Most columns of a context.
+/// Limit for the columns of a context.
 pub const MAX_COLUMNS: usize = 4;
 /// Buffer descriptors of a shim tile.
 pub const BDS: usize = 16;
-/// Most bytes of a descriptor: 14 bits of words. The shim's field is wider, but other tiles on the
-/// way have this limit.
+/// Limit for the bytes of a descriptor: 14 bits of words. The field of a shim tile is wider, but
+/// other tiles on the path have this limit.
 pub const MAX_LENGTH: usize = 65_532;
-/// Most words from one iteration of a descriptor to the next: 20 bits.
+/// Limit for the words from one iteration of a descriptor to the next: 20 bits.
 pub const MAX_STEP: usize = 1 << 20;
-/// Most iterations before the address starts over.
+/// Limit for the iterations before the address starts from the first again.
 pub const MAX_ITERATIONS: usize = 64;
-/// Most repetitions of a descriptor in one push.
+/// Limit for the repetitions of a descriptor in one push.
 pub const MAX_REPEAT: usize = 255;
-/// Most buffers of a command.
+/// Limit for the buffers of a command.
 pub const MAX_ARGUMENTS: usize = 7;
 /// Address of a shim tile's first descriptor, and words of a descriptor.
 const BD_BASE: u32 = 0x1d000;
@@ -38,7 +39,7 @@ const QUEUE: u32 = 0x1d204;
 const BURST: u32 = 0x8000_0000;
 const VALID: u32 = 1 << 25;
 
-/// Direction of a transfer, seen from the array.
+/// Direction of a transfer, as seen from the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the array into memory (S2MM).
@@ -63,15 +64,15 @@ impl Channel {
     }
 }
 
-/// A linear transfer, repeated with a step.
+/// A linear transfer that is repeated with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     pub column: u8,
-    /// Index among the tile's 16 descriptors.
+    /// Index among the 16 descriptors of the tile.
     pub id: u8,
     /// Bytes, a multiple of 4.
     pub length: usize,
-    /// Bytes from one iteration to the next, a multiple of 4.
+    /// Distance between iterations in bytes, a multiple of 4.
     pub step: usize,
     pub iterations: usize,
 }
@@ -82,14 +83,14 @@ pub enum Op {
     /// Sets the receiver of a channel's completion tokens.
     Tokens(Channel),
     Write(Descriptor),
-    /// Binds a descriptor's address to a buffer of the command.
+    /// Sets a descriptor's address to a place in one of the command's buffers.
     Patch {
         column: u8,
         id: u8,
         argument: u8,
         offset: u32,
     },
-    /// Starts a descriptor: `runs` times, with a completion token at the end.
+    /// Starts a descriptor, which runs `runs` times and then sends a completion token.
     Push {
         channel: Channel,
         id: u8,
@@ -139,7 +140,7 @@ impl Descriptor {
 }
 
 impl Op {
-    /// Refuses values that the hardware's fields cannot hold.
+    /// Refuses values that do not fit the hardware's fields.
     fn check(&self) -> Result<()> {
         match self {
             Op::Tokens(c) | Op::Wait(c) => check_channel(*c),
@@ -153,7 +154,7 @@ impl Op {
                 );
                 ensure!(
                     offset.is_multiple_of(4),
-                    "an offset of {offset} bytes: addresses go by words"
+                    "an offset of {offset} bytes is not a multiple of a word"
                 );
                 Ok(())
             }
@@ -217,7 +218,7 @@ pub fn encode(columns: usize, ops: &[Op]) -> Result<Vec<u32>> {
     Ok(out)
 }
 
-/// Returns the column of a register, and its address in the shim tile.
+/// Returns the column of a register and its address in the shim tile.
 fn register(word: u32) -> Result<(u8, u32)> {
     let (column, row) = (word >> 25, word >> 20 & 0x1f);
     ensure!(row == 0, "row {row}: only shim tiles are known");
@@ -225,25 +226,25 @@ fn register(word: u32) -> Result<(u8, u32)> {
     Ok((column as u8, word & 0xf_ffff))
 }
 
-fn descriptor_at(word: u32, behind: u32) -> Result<(u8, u8)> {
+fn descriptor_at(word: u32, offset: u32) -> Result<(u8, u8)> {
     let (column, address) = register(word)?;
     let at = address
-        .checked_sub(BD_BASE + behind)
+        .checked_sub(BD_BASE + offset)
         .filter(|at| at.is_multiple_of(0x20) && at / 0x20 < BDS as u32);
-    let Some(at) = at else { bail!("{address:#x} is no descriptor") };
+    let Some(at) = at else { bail!("{address:#x} is not a descriptor") };
     Ok((column, (at / 0x20) as u8))
 }
 
 fn channel_at(word: u32, base: u32) -> Result<Channel> {
     let (column, address) = register(word)?;
     let Some(at) = address.checked_sub(base).filter(|at| at.is_multiple_of(8) && *at < 0x20) else {
-        bail!("{address:#x} is no channel")
+        bail!("{address:#x} is not a channel")
     };
     let direction = if at & 0x10 != 0 { Direction::FromMemory } else { Direction::ToMemory };
     Ok(Channel { column, direction, index: (at >> 3 & 1) as u8 })
 }
 
-/// Returns a stream's columns and operations. Invalid words are errors.
+/// Parses a stream into its number of columns and its operations. Invalid words are errors.
 pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
     let [first, second, count, bytes, ref rest @ ..] = *words else {
         bail!("a stream of {} words has no header", words.len())
@@ -280,7 +281,7 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
         [1, 0, at, 48, length, 0, 0, 0, BURST, 0, iteration, VALID, ..] => {
             let (column, id) = descriptor_at(at, 0)?;
             ensure!(length <= MAX_LENGTH as u32 / 4, "a transfer of {length} words");
-            ensure!(iteration >> 26 == 0, "an iteration that is under way");
+            ensure!(iteration >> 26 == 0, "the iteration counter is not 0");
             let step = 4 * ((iteration & 0xf_ffff) as usize + 1);
             let iterations = (iteration >> 20) as usize + 1;
             (
@@ -313,7 +314,7 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
                 4,
             )
         }
-        [op, ..] => bail!("operation {op:#x} is cut off or unknown"),
+        [op, ..] => bail!("operation {op:#x} is truncated or unknown"),
         [] => bail!("no operation"),
     })
 }
@@ -366,7 +367,7 @@ mod tests {
         assert!(encode(0, &[]).is_err() && encode(5, &[]).is_err());
     }
 
-    /// One operation of each kind has the words that INSTS_FORMAT.md and parse_insts.py give.
+    /// One operation of each kind must have the words of INSTS_FORMAT.md and parse_insts.py.
     #[test]
     fn the_words_are_those_of_the_format() {
         let d = Descriptor { column: 1, id: 2, length: 4 * 0x1234, step: 4 * 0x56, iterations: 3 };

@@ -1,19 +1,20 @@
-//! Kernel interface of the amdxdna driver, with the sizes and offsets of
-//! `include/uapi/drm/amdxdna_accel.h` in Linux, which the compiler checks.
+//! Kernel interface of the amdxdna driver. The compiler checks that sizes and offsets are those of
+//! `include/uapi/drm/amdxdna_accel.h` in Linux.
 //!
-//! WAIT_CMD is newer than the other calls. On older drivers [`super::raw`] waits for a timeline.
+//! WAIT_CMD is newer than the other calls. On older drivers, [`super::raw`] waits for a timeline.
 
 use bytemuck::{Pod, Zeroable};
 
 /// First ioctl of the driver.
 const COMMAND_BASE: u32 = 0x40;
 
-/// Returns the number of an ioctl that is read and written, in the generic Linux encoding.
+/// Returns the number of an ioctl with an argument that the kernel reads and writes, in Linux's
+/// generic encoding.
 const fn iowr<T>(number: u32) -> u64 {
     (3 << 30 | (size_of::<T>() as u64) << 16 | (b'd' as u64) << 8) | number as u64
 }
 
-/// Returns the number of an ioctl that is only written.
+/// Returns the number of an ioctl with an argument that the kernel only reads.
 const fn iow<T>(number: u32) -> u64 {
     (1 << 30 | (size_of::<T>() as u64) << 16 | (b'd' as u64) << 8) | number as u64
 }
@@ -27,7 +28,7 @@ pub const SYNC_BO: u64 = iowr::<SyncBo>(COMMAND_BASE + 5);
 pub const EXEC_CMD: u64 = iowr::<ExecCmd>(COMMAND_BASE + 6);
 pub const GET_INFO: u64 = iowr::<GetInfo>(COMMAND_BASE + 7);
 pub const WAIT_CMD: u64 = iowr::<WaitCmd>(COMMAND_BASE + 9);
-/// Calls of every DRM driver.
+/// Calls that every DRM driver has.
 pub const GEM_CLOSE: u64 = iow::<GemClose>(0x09);
 pub const SYNCOBJ_TIMELINE_WAIT: u64 = iowr::<SyncobjTimelineWait>(0xca);
 
@@ -44,10 +45,10 @@ pub const QUERY_FIRMWARE_VERSION: u32 = 8;
 pub const CONFIG_CU: u32 = 0;
 pub const SYNC_TO_DEVICE: u32 = 0;
 pub const SYNC_FROM_DEVICE: u32 = 1;
-/// No device address: the device uses the address in the process.
+/// Value for a buffer without a device address. The device then uses the process's address.
 pub const INVALID_ADDR: u64 = u64::MAX;
 
-/// Declares structs with the size that the compiler must give them, and the offset of each field.
+/// Declares structs, and makes the compiler check the size of each and the offset of each field.
 macro_rules! abi {
     ($(
         $(#[$doc:meta])*
@@ -177,7 +178,7 @@ abi! {
         0 handle: u32,
         4 pad: u32,
     }
-    /// Arguments of a wait for points on timelines, a call of every DRM driver.
+    /// Arguments of a wait for points on timelines, a call that every DRM driver has.
     SyncobjTimelineWait 48 {
         0 handles: u64,
         8 points: u64,
@@ -190,7 +191,7 @@ abi! {
     }
 }
 
-// The numbers that a C compiler gives.
+// The numbers were computed by a C compiler.
 const _: () = assert!(
     CREATE_HWCTX == 0xc038_6440
         && CREATE_BO == 0xc020_6443

@@ -1,29 +1,29 @@
-//! Reader of xclbin files ("axlf"), the container of a built array.
+//! Parser of xclbin files ("axlf"), the container of a built array.
 //!
-//! One section matters, AIE_PARTITION: the number of columns, and the image (PDI) that configures
-//! them. The layout is that of XRT's `xrt/detail/xclbin.h`. Files are untrusted, so every offset is
-//! checked.
+//! Only one section is used, AIE_PARTITION. It has the number of columns and the image (PDI) that
+//! configures them. The layout is that of XRT's `xrt/detail/xclbin.h`. Files are untrusted, so
+//! every offset is checked.
 
 use anyhow::{Context, Result, ensure};
 
 const MAGIC: &[u8; 8] = b"xclbin2\0";
-/// Offsets of the file's length, the section count and the section headers.
+/// Offsets of the file's length, of the section count and of the section headers.
 const LENGTH_AT: usize = 304;
 const SECTIONS_AT: usize = 448;
 const HEADERS_AT: usize = 456;
 const HEADER: usize = 40;
 const MAX_SECTIONS: u32 = 0x1_0000;
 const AIE_PARTITION: u32 = 32;
-/// Sizes of the section's structures.
+/// Sizes of the structures in the section.
 const PARTITION: usize = 184;
 const PDI: usize = 96;
 const GROUP: usize = 96;
 /// Kind of the group that runs instruction streams.
 const PRIMARY: u8 = 1;
-/// Largest image: 32 KiB for each of 64 x 64 tiles.
+/// Limit for the size of an image: 32 KiB for each of 64 x 64 tiles.
 const MAX_IMAGE: usize = 32 * 1024 * 64 * 64;
 
-/// The parts of an xclbin that the loader needs.
+/// The parts of an xclbin file that the loader needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition<'a> {
     pub columns: usize,
@@ -34,10 +34,7 @@ pub struct Partition<'a> {
 /// Returns `N` bytes at `at`.
 fn bytes<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N]> {
     let part = at.checked_add(N).and_then(|end| data.get(at..end));
-    Ok(part
-        .with_context(|| format!("ends before byte {at} + {N}"))?
-        .try_into()
-        .expect("as many as asked for"))
+    Ok(part.with_context(|| format!("ends before byte {at} + {N}"))?.try_into().expect("N bytes"))
 }
 
 fn u16_at(data: &[u8], at: usize) -> Result<u16> {
@@ -52,21 +49,28 @@ fn u64_at(data: &[u8], at: usize) -> Result<u64> {
     bytes(data, at).map(u64::from_le_bytes)
 }
 
-/// Returns the elements of an array. Its count and offset stand at `at`.
+/// Returns the elements of an array. The section has its count and offset at byte `at`.
 fn array<'a>(section: &'a [u8], at: usize, size: usize, what: &str) -> Result<&'a [u8]> {
     let (count, offset) = (u32_at(section, at)? as usize, u32_at(section, at + 4)? as usize);
     let end = count.checked_mul(size).and_then(|n| n.checked_add(offset));
     let found = end.and_then(|end| section.get(offset..end));
     found.with_context(|| {
-        format!("{what}: {count} of {size} bytes at {offset} leave a section of {}", section.len())
+        format!(
+            "{what}: {count} of {size} bytes at {offset} do not fit in a section of {}",
+            section.len()
+        )
     })
 }
 
-/// Reads the partition of a whole file.
+/// Parses the partition of a whole file.
 pub fn parse(file: &[u8]) -> Result<Partition<'_>> {
-    ensure!(file.starts_with(MAGIC), "no xclbin file");
+    ensure!(file.starts_with(MAGIC), "not an xclbin file");
     let length = u64_at(file, LENGTH_AT)?;
-    ensure!(length == file.len() as u64, "says {length} bytes, has {}", file.len());
+    ensure!(
+        length == file.len() as u64,
+        "the header says {length} bytes, the file has {}",
+        file.len()
+    );
     let sections = u32_at(file, SECTIONS_AT)?;
     ensure!(sections <= MAX_SECTIONS, "{sections} sections");
     let mut found = None;
@@ -77,7 +81,7 @@ pub fn parse(file: &[u8]) -> Result<Partition<'_>> {
             let (offset, size) = (u64_at(file, header + 24)?, u64_at(file, header + 32)?);
             let end = offset.checked_add(size).filter(|end| *end <= file.len() as u64);
             let end = end.with_context(|| {
-                format!("section {i} of {size} bytes at {offset} leaves the file")
+                format!("section {i} of {size} bytes at {offset} does not fit in the file")
             })?;
             found = Some(&file[offset as usize..end as usize]);
         }
@@ -107,12 +111,12 @@ fn partition(section: &[u8]) -> Result<Partition<'_>> {
     anyhow::bail!("no group of the image runs instructions")
 }
 
-/// Returns the offset of a part of the section in it.
+/// Returns the offset of `part` in the section.
 fn section_offset(section: &[u8], part: &[u8]) -> usize {
     part.as_ptr() as usize - section.as_ptr() as usize
 }
 
-/// Builds a file with only this partition, for the host model and for tests.
+/// Builds a file that has only this partition, for the host model and for tests.
 pub fn build(p: &Partition<'_>) -> Vec<u8> {
     let (pdi_at, group_at, ids_at, image_at) =
         (PARTITION, PARTITION + PDI, PARTITION + PDI + GROUP, PARTITION + PDI + GROUP + 8);

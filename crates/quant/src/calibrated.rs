@@ -1,4 +1,4 @@
-//! Solver that calibrates on a text: adapts [`Calibrator`] to [`Solver`].
+//! Solver that calibrates on a text. It adapts [`Calibrator`] to [`Solver`].
 
 use super::calibrate::{CalibrationText, Calibrator};
 use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Version of the method. It changes with every change that changes a byte of the result.
+/// Version of the method. It must change whenever a byte of the result changes.
 const METHOD: &str = "ldlq-4";
 
-/// Rounds with feedback (LDLQ) and corrects for quantised inputs, on the inputs that a text gives.
+/// Solver with error feedback (LDLQ) that corrects for quantised inputs. Inputs come from a
+/// calibration text.
 pub struct Calibrated<'a> {
     source: &'a Weights,
     text: CalibrationText,
@@ -28,7 +29,8 @@ pub struct Calibrated<'a> {
 }
 
 impl<'a> Calibrated<'a> {
-    /// Returns a solver for this text. `device` does the heavy work.
+    /// Returns a solver that calibrates on `text`. `device` computes the products and searches for
+    /// codes.
     pub fn new(
         source: &'a Weights,
         text: CalibrationText,
@@ -62,8 +64,8 @@ impl<'a> Calibrated<'a> {
         Ok(())
     }
 
-    /// Returns the mean KL divergence in nats of the written model from the source, on a part of
-    /// the text. An error of `heard` stops it.
+    /// Returns the mean KL divergence of the written model from the source in nats, on a part of
+    /// the text. An error returned by `heard` ends the measurement.
     pub fn divergence(
         &mut self,
         made: &Weights,
@@ -79,7 +81,7 @@ impl<'a> Calibrated<'a> {
         &self.losses
     }
 
-    /// Takes the notes about unusual events, such as raised damping.
+    /// Returns the notes about unusual events, such as raised damping, and clears them.
     pub fn notes(&mut self) -> Vec<String> {
         self.calibrator.as_mut().map(Calibrator::notes).unwrap_or_default()
     }
@@ -91,7 +93,7 @@ fn calibrator<'a, 'b>(
     calibrator.as_mut().ok_or_else(|| anyhow::anyhow!("the calibrated solver was not begun"))
 }
 
-/// Returns whether the codes of a matrix follow from text. Routers choose, and are floats in all
+/// Returns whether a matrix is quantised with the text. Routers are not: they stay floats in all
 /// recipes.
 fn solves(entry: &TensorPlan, format: Format) -> bool {
     can_solve(format, entry.cols) && entry.role != Role::Router
@@ -120,7 +122,8 @@ impl Solver for Calibrated<'_> {
 
     fn memory(&self, layout: &ArtifactLayout) -> u64 {
         let config = self.source.config();
-        // An expert's inputs, of source and copy, are gathered from all tokens that choose it.
+        // The tokens that choose an expert are gathered, for its inputs in the source and in the
+        // copy.
         let gathered = if config.experts.is_some() { 2 } else { 0 };
         let streams = (2 + gathered) * self.text.tokens.len() * config.dim;
         let widest = layout
@@ -131,11 +134,11 @@ impl Solver for Calibrated<'_> {
             .max()
             .unwrap_or(0);
         let block = super::ldlq::block_width(widest);
-        // Moments, their damped copy, cross moments and a factor of each block of columns. Experts
-        // share a prior of moments and cross moments.
+        // Moments, damped moments, cross moments and a factor, for each block of columns. With
+        // experts, the prior adds moments and cross moments.
         let moments = (4 + gathered) * widest.div_ceil(block.max(1)) * block * block;
-        // The tensor's values are whole. Two matrices that share their inputs are solved side by
-        // side, and those of experts one by one.
+        // The tensor's values, as a whole. Two matrices with the same inputs are solved at the same
+        // time, but only one expert at a time.
         let matrices = layout
             .entries
             .iter()
@@ -158,7 +161,7 @@ impl Solver for Calibrated<'_> {
         let calibrator = calibrator(own)?;
         threads.install(|| {
             if !solves(entry, format) || (is_table(entry.role) && format.code == Code::I8) {
-                // The format is not coded by columns, or too fine for feedback to matter.
+                // The format is not coded by columns, or is so fine that feedback has no effect.
                 let matrix = quantize_by(&**device, format, rows.len(), entry.cols, values)?;
                 match entry.role {
                     Role::Embed => calibrator.table_done(rows, &matrix),

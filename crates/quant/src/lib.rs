@@ -1,10 +1,10 @@
-//! Offline conversion: a checkpoint of floats to a packed artifact that looks like a Hugging Face
-//! directory.
+//! Offline conversion of a checkpoint of floats to a packed artifact, which has the layout of a
+//! Hugging Face directory.
 //!
-//! A [`Recipe`] names the format of each tensor. A [`QuantPlan`] applies it to the headers of a
-//! model, exact to the byte. A [`Solver`] finds the codes. [`run`] converts the tensors in the
-//! order of the forward pass and records each finished tensor in a journal, from which an
-//! interrupted run resumes. The destination appears complete or not at all.
+//! A [`Recipe`] has the format of each tensor. A [`QuantPlan`] applies it to the headers of a model
+//! and predicts all sizes to the byte. A [`Solver`] computes the codes. [`run`] converts the
+//! tensors in the order of the forward pass. It records each finished tensor in a journal, from
+//! which an interrupted run resumes. The destination appears complete or not at all.
 //!
 //! Start reading in `convert/mod.rs`.
 
@@ -26,11 +26,13 @@ pub use recipe::{Aim, Recipe};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verification, verify};
 
-/// Options of a conversion. They do not change the weights; `shard_bytes` sets the size of files.
+/// Options of a conversion. None of them changes the weights. `shard_bytes` sets the size of the
+/// files.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeOptions {
     pub threads: usize,
-    /// Largest file of tensors without its header. A single tensor is never split.
+    /// Limit for the tensors of one file, in bytes without its header. A single tensor is never
+    /// split.
     pub shard_bytes: u64,
     /// Limit of memory in bytes.
     pub memory: Option<u64>,
@@ -59,7 +61,7 @@ impl Default for QuantizeOptions {
     }
 }
 
-/// Files beside the weights that are copied if the source has them.
+/// Files in the directory of the weights that are copied if the source has them.
 const SIDE_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",

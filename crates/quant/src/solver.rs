@@ -1,4 +1,4 @@
-//! Interface between the conversion, which reads and writes tensors, and the methods that find
+//! Interface between the conversion, which reads and writes tensors, and the methods that compute
 //! codes.
 
 use super::layout::{ArtifactLayout, TensorPlan};
@@ -13,10 +13,11 @@ use std::sync::Arc;
 /// Rows of a tile of trellis codes.
 pub const TILE_ROWS: usize = 16;
 
-/// A method of quantising. It gets one matrix after the other in the order of the forward pass.
+/// A method of quantisation. It receives one matrix after the other in the order of the forward
+/// pass.
 pub trait Solver {
-    /// Returns the name of the method with everything that its results depend on. The report shows
-    /// it. A run resumes only one with the same name.
+    /// Returns the name of the method and everything that its results depend on. It appears in the
+    /// report. A run resumes only a run with the same name.
     fn name(&self) -> String;
 
     /// Returns whether the method needs all rows of this matrix at once. Otherwise rows come in
@@ -26,22 +27,24 @@ pub trait Solver {
         false
     }
 
-    /// Returns whether the method needs a matrix that an earlier run has finished.
+    /// Returns whether a resumed run must pass this matrix to the method if it is finished.
     fn wants_resumed(&self, entry: &TensorPlan) -> bool {
         self.wants_whole(entry)
     }
 
-    /// Returns how many weights become trellis codes within about a second, on so many threads.
+    /// Returns how many weights are encoded as trellis codes within about a second, on `threads`
+    /// threads.
     fn at_once(&self, threads: usize) -> usize {
         OnProcessor.at_once(threads)
     }
 
-    /// Returns the bytes that the method needs besides its input matrix and its result.
+    /// Returns the bytes of memory that the method needs in addition to its input matrix and its
+    /// result.
     fn memory(&self, _layout: &ArtifactLayout) -> u64 {
         0
     }
 
-    /// Codes some rows of a matrix. `values` are f32 `[rows, cols]`, all finite.
+    /// Quantises some rows of a matrix. `values` are f32 `[rows, cols]`, all finite.
     fn matrix(
         &mut self,
         entry: &TensorPlan,
@@ -50,32 +53,33 @@ pub trait Solver {
         values: &[f32],
     ) -> Result<Matrix<'static>>;
 
-    /// Receives a matrix that an earlier run has finished, or its first rows if it comes in chunks,
-    /// instead of calls of [`Solver::matrix`].
+    /// Receives a matrix that an earlier run has finished, instead of a call of [`Solver::matrix`].
+    /// If it comes in chunks, it may be only the first rows.
     fn resumed(&mut self, _entry: &TensorPlan, _matrix: &Matrix<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Is called after the last tensor of a layer. Returns values that [`Solver::restore`] takes in
-    /// place of all tensors until there. Without values, an interrupted run hands over the tensors.
+    /// Called after the last tensor of a layer. Returns values from which [`Solver::restore`]
+    /// restores the state of the solver. If it returns none, a resumed run passes all finished
+    /// tensors to [`Solver::resumed`].
     fn state(&mut self, _layer: usize) -> Result<Vec<&[f32]>> {
         Ok(Vec::new())
     }
 
-    /// Goes on behind a layer, with the values that [`Solver::state`] gave there.
+    /// Continues after a layer, from the values that [`Solver::state`] returned there.
     fn restore(&mut self, _layer: usize, _state: Vec<f32>) -> Result<()> {
         Ok(())
     }
 }
 
-/// Version of the method. It changes with every change that changes a byte of the result.
+/// Version of the method. It must change whenever a byte of the result changes.
 const METHOD: &str = "nearest-2";
 
-/// Rounds each row by itself to the nearest codes, with the scale of least error.
+/// Rounds each row independently to the nearest codes, with the scale of least error.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub threads: usize,
-    /// The device that finds trellis codes.
+    /// The device that searches for trellis codes.
     pub device: Arc<dyn CodingDevice>,
 }
 
@@ -104,7 +108,7 @@ impl Solver for Nearest {
     ) -> Result<Matrix<'static>> {
         let (n, cols) = (rows.len(), entry.cols);
         if format.code.is_trellis() {
-            // The encoder gets all tiles at once, because a GPU needs thousands.
+            // The encoder receives all tiles at once, because a GPU needs thousands.
             let run = || quantize_by(&*self.device, format, n, cols, values);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.max(1)).build();
             return pool.map_or_else(|_| run(), |pool| pool.install(run));

@@ -1,5 +1,7 @@
-//! Verification of an artifact: compares each tensor with the report, and its values bit for bit in
-//! the packed layouts of all instruction sets of this CPU.
+//! Verification of an artifact.
+//!
+//! It compares each tensor with the report, and its decoded values bit for bit in the packed
+//! layouts of all instruction sets of this CPU.
 
 use super::plan::REPORT_FILE as FILE;
 use anyhow::{Context, Result};
@@ -17,20 +19,20 @@ use std::ops::Range;
 
 /// Weights that a thread decodes in one chunk.
 const CHUNK: usize = 1 << 20;
-/// Rows of a chunk are a multiple of this, so that no tile of any layout is split.
+/// The rows of a chunk are a multiple of this, so that no tile of any layout is split.
 const ALIGN: usize = 64;
 
-/// Comparisons that [`verify`] has made.
+/// Numbers of the checks that [`verify`] has made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verification {
     pub tensors: usize,
-    /// Tensors whose SHA-256 was compared with the report: all or none.
+    /// Tensors with a SHA-256 that was compared with the report: all or none.
     pub hashed: usize,
-    /// Names of the decoders that agree.
+    /// Names of the decoders that returned the same values.
     pub backends: Vec<String>,
 }
 
-/// The fields of a report that the verification reads. Other fields may change.
+/// The fields of a report that the verification reads. Other fields are ignored.
 #[derive(Deserialize)]
 struct Listed {
     tensors: Vec<Hashed>,
@@ -42,9 +44,9 @@ struct Hashed {
     sha256: String,
 }
 
-/// Checks every tensor and names the first wrong one. Compares bytes with `quant-report.json` if
-/// there is one, checks that values are finite, and compares all decoders. Calls `tell` with the
-/// number of finished tensors.
+/// Checks every tensor, and returns an error with the name of the first wrong one. Compares bytes
+/// with `quant-report.json` if there is one, checks that values are finite, and compares all
+/// decoders. Calls `tell` with the number of finished tensors.
 pub fn verify(
     weights: &Weights,
     threads: usize,
@@ -115,7 +117,7 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
 }
 
 /// Checks that all values are finite and the same in every layout. Calls `release` after each batch
-/// of chunks to unmap the pages that were read.
+/// of chunks, which unmaps the pages that were read.
 fn values(
     weights: &Weights,
     role: Role,
@@ -153,8 +155,8 @@ fn values(
     Ok(())
 }
 
-/// Returns some rows of a matrix. Both ends of `rows` are multiples of [`ALIGN`], or the matrix's
-/// end.
+/// Returns some rows of a matrix. Both ends of `rows` must be multiples of [`ALIGN`] or the end of
+/// the matrix.
 fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
     let (row_bytes, row_side) =
         (matrix.format.row_bytes(matrix.cols), matrix.format.row_side(matrix.cols));

@@ -1,4 +1,4 @@
-//! A session: a loaded model, the sources of drafts, grammars, and the loop that all texts share.
+//! A session: a loaded model, draft sources, grammars, and the generation loop of all texts.
 
 pub mod decode;
 pub mod draft;

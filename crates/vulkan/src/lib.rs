@@ -1,10 +1,10 @@
-//! The Vulkan executor. Knows plans and formats, no model. The only room that speaks ash.
+//! The Vulkan executor. It knows plans and formats, but no model. Only this crate uses ash.
 //!
-//! Folders use only those before them:
+//! Folders only use those listed before them:
 //! - `device`: instance, device, memory, queue, pipelines from committed SPIR-V;
-//! - `lower`: a [`gemma_base::compute::Plan`] becomes kernel calls;
-//! - `run`: the executor, which loads weights and records the calls once for each bucket of rows
-//!   and pages;
+//! - `lower`: converts a [`gemma_base::compute::Plan`] to kernel calls;
+//! - `run`: the executor, which loads weights and records the calls once per bucket of rows and
+//!   pages;
 //! - `check`: comparison of each result with its scalar twin.
 
 mod check;

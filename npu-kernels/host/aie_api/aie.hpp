@@ -1,12 +1,12 @@
 // Host model of the few parts of AMD's aie_api that flash_partial.h uses, so that the same source compiles for x86.
 //
-// What it models: shapes, lane orders, bf16 rounding (nearest, ties to even) and the order of additions. What it does not: cycles, banks,
-// locks, and the last bits of the silicon. There a float multiplication is emulated with bf16 products and mmul adds nine aligned terms at
-// once; here each is one IEEE operation, the additions of mmul one after the other in ascending k. With -DAIE_NINE_TERMS mmul follows the
-// published model of the silicon instead: eight products and the accumulator aligned to the largest exponent, each rounded to 24 bits,
-// then summed exactly and rounded once.
+// It models shapes, lane orders, bf16 rounding (nearest, ties to even) and the order of additions. It does not model cycles, banks, locks and
+// the last bits of the hardware. The hardware emulates a float multiplication by bf16 products, and its mmul adds nine aligned terms at once.
+// Here each is one IEEE operation, and mmul adds one term after the other in ascending k. With -DAIE_NINE_TERMS, mmul follows the published
+// model of the hardware instead: eight products and the accumulator are aligned to the largest exponent, each is rounded to 24 bits, and
+// their exact sum is rounded once.
 //
-// Compile with -ffp-contract=off: a fused multiply-add would be another operation.
+// Compile with -ffp-contract=off, because a fused multiply-add rounds only once.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -52,7 +52,7 @@ struct vector {
         return out;
     }
 
-    /// The same bits as another type of the same size.
+    /// Reinterprets the bits as another type of the same size.
     template <class U>
     vector<U, N> cast_to() const {
         static_assert(sizeof(U) == sizeof(T));
@@ -146,7 +146,7 @@ accum<accfloat, N> mul(const vector<float, N> &a, const vector<float, N> &b) {
     return accum<accfloat, N>(each(a, b, [](float x, float y) { return x * y; }));
 }
 
-/// Lane i from `b` where the mask is set, else from `a`.
+/// Returns lane i of `b` where the mask is set, and of `a` elsewhere.
 template <class T, unsigned N>
 vector<T, N> select(const vector<T, N> &a, const vector<T, N> &b, const mask<N> &m) {
     vector<T, N> out;
@@ -161,7 +161,7 @@ mask<N> gt(const vector<T, N> &a, const vector<T, N> &b) {
     return out;
 }
 
-/// Nearest, ties to even, as rounding_mode::conv_even asks for.
+/// Rounds to nearest, ties to even, like rounding_mode::conv_even.
 template <class T, unsigned N>
 vector<T, N> to_fixed(const vector<float, N> &v, int shift = 0) {
     vector<T, N> out;
@@ -183,7 +183,7 @@ vector<T, N> upshift(const vector<T, N> &v, unsigned bits) {
     return out;
 }
 
-/// Lane i from lane i + n; what comes in at the end is undefined, and a number that shows if anyone uses it.
+/// Moves lane i + n to lane i. The last n lanes are undefined. Here they are NaN, which a result would show.
 template <class T, unsigned N>
 vector<T, N> shuffle_down(const vector<T, N> &v, unsigned n) {
     vector<T, N> out;
@@ -191,7 +191,7 @@ vector<T, N> shuffle_down(const vector<T, N> &v, unsigned n) {
     return out;
 }
 
-/// A matrix of `rows` rows, row after row, turned over.
+/// Transposes a row-major matrix of `rows` rows.
 template <class T, unsigned N>
 vector<T, N> transpose(const vector<T, N> &v, unsigned rows, unsigned cols) {
     vector<T, N> out;
@@ -208,7 +208,7 @@ vector<T, 2 * N> concat(const vector<T, N> &a, const vector<T, N> &b) {
     return out;
 }
 
-/// `step` lanes of `a`, then as many of `b`, and so on: the first half of that, and the second.
+/// Alternates `step` lanes of `a` and `step` lanes of `b`. Returns the first half and the second half.
 template <class T, unsigned N>
 std::pair<vector<T, N>, vector<T, N>> interleave_zip(const vector<T, N> &a, const vector<T, N> &b, unsigned step) {
     T all[2 * N];
@@ -219,7 +219,7 @@ std::pair<vector<T, N>, vector<T, N>> interleave_zip(const vector<T, N> &a, cons
     return {load_v<N>(all), load_v<N>(all + N)};
 }
 
-/// The sum of one accumulator and eight products, `a` a row of 8, `b` a column of 8 with this stride.
+/// Returns the sum of an accumulator and eight products. `a` is a row of 8, `b` a column of 8 with this stride.
 inline float mac8(float sum, const bfloat16 *a, const bfloat16 *b, unsigned stride) {
 #ifdef AIE_NINE_TERMS
     float term[9];
@@ -241,7 +241,7 @@ inline float mac8(float sum, const bfloat16 *a, const bfloat16 *b, unsigned stri
 template <unsigned M, unsigned K, unsigned N, class A, class B, class Acc>
 struct mmul;
 
-/// 4x8 times 8x4, both row by row.
+/// Product of 4x8 and 8x4 matrices, both row-major.
 template <>
 struct mmul<4, 8, 4, bfloat16, bfloat16, accfloat> {
     static constexpr unsigned size_A = 32, size_B = 32, size_C = 16;

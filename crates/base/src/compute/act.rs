@@ -1,15 +1,18 @@
-//! Prepared activations: their format, their buffers, and how the linear kernels and their twins
-//! read them.
+//! Prepared activations: their format, their buffers, and the view that kernels and twins read.
 
 use super::operand::BufferId;
 use crate::tensor::{Code, Format, Group};
 
-/// Scales that are tried for a group of columns. More of them no longer lower the KL divergence of
-/// a model from the one without int8 activations (docs/MEASURED.md).
+/// Number of candidate scales per group of columns.
+///
+/// More candidates do not lower the KL divergence from the model without int8 activations
+/// (docs/MEASURED.md).
 pub const TRIED: usize = 8;
 
-/// Input of a linear layer: f32 rows, or int8 rows with one scale a row or a group, with or without
-/// a Hadamard.
+/// Format of a linear layer's input.
+///
+/// Either f32 rows, or int8 rows with one scale per row or per group, with or without a Hadamard
+/// transform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActFormat {
     pub int8: bool,
@@ -19,7 +22,7 @@ pub struct ActFormat {
 }
 
 impl ActFormat {
-    /// The activations that weights of `format` are multiplied with.
+    /// Returns the activation format that weights of `format` are multiplied with.
     pub fn for_weights(format: Format) -> Self {
         let int8 = format.code.is_integer();
         ActFormat {
@@ -29,13 +32,14 @@ impl ActFormat {
         }
     }
 
-    /// Scales that are tried for a group, see `rows::quantize_group`. A row has too many columns
-    /// for one rounding to be better than another.
+    /// Returns the number of candidate scales per group, see `rows::quantize_group`.
+    ///
+    /// A scale per row covers too many columns for the choice of rounding to matter.
     pub fn tried(self) -> usize {
         if self.group == Group::Row { 1 } else { TRIED }
     }
 
-    /// Scales in one row of `cols` activations; 0 for f32.
+    /// Returns the number of scales in one row of `cols` activations; 0 for f32.
     pub fn groups(self, cols: usize) -> usize {
         Format {
             code: if self.int8 { Code::I8 } else { Code::F32 },
@@ -53,19 +57,19 @@ pub struct Act {
     pub cols: usize,
     /// f32 or i8, `[rows, cols]`.
     pub values: BufferId,
-    /// f32 `[rows, groups]`: what an int8 value is multiplied by. Unused for f32.
+    /// f32 `[rows, groups]`: scale of the int8 values of a group. Unused for f32.
     pub scales: BufferId,
     /// i32 `[rows, groups]`: sum of the int8 values of a group. Unused for f32.
     pub sums: BufferId,
 }
 
-/// Prepared activations: int8 with a scale a row or a group, or floats.
+/// View of prepared activations: int8 with a scale per row or group, or floats.
 #[derive(Clone, Copy, Debug)]
 pub struct ActView<'a> {
     pub rows: usize,
     pub cols: usize,
     pub values: ActValues<'a>,
-    /// `[rows, groups]`: what an int8 value is multiplied by. Empty for floats.
+    /// `[rows, groups]`: scale of the int8 values of a group. Empty for floats.
     pub scales: &'a [f32],
     /// `[rows, groups]`: sum of the int8 values of the group. Empty for floats.
     pub sums: &'a [i32],

@@ -1,23 +1,25 @@
-//! Lists of a row's largest logits, for devices from which whole rows travel slowly.
+//! Lists of a row's largest logits, for devices that copy whole rows slowly to the host.
 //!
-//! A row's logits are cut into [`CHUNKS`] chunks. The n-th largest of the chunks' maxima is reached
-//! by at least n logits: all that reach it are listed, in any order. A list is `[count, unused,
-//! (token, logit bits) x MOST]` in u32 words.
+//! A row's logits are cut into [`CHUNKS`] chunks. The threshold is the n-th largest of the chunks'
+//! maxima, so at least n logits reach it. The list holds all logits that reach it, in any order.
+//! Layout in u32 words: `[count, unused, (token, logit bits) x MOST]`.
 
 use crate::tensor::Token;
 
-/// Chunks of a row: the largest n that can be asked for.
+/// Chunks per row, which is also the largest valid n.
 pub const CHUNKS: usize = 256;
-/// Entries that a list has room for.
+/// Capacity of a list, in entries.
 pub const MOST: usize = 1024;
 /// Words of a list.
 pub const WORDS: usize = 2 + 2 * MOST;
 
-/// Bit of a count that says: a logit is NaN or infinity.
+/// Bit of the count that is set if a logit is NaN or infinite.
 const NAN_SEEN: u32 = 1 << 31;
 
-/// The entries of a list, best first, ties by lowest id; `None` where the list is not all there and
-/// the logits must be read.
+/// Returns the entries of a list, best first, ties by lowest id.
+///
+/// Returns `None` if the list overflowed or a logit is not finite: then the caller reads all
+/// logits.
 pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
     let count = list[0] as usize;
     if list[0] & NAN_SEEN != 0 || count > MOST {
@@ -29,7 +31,7 @@ pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
     Some(best)
 }
 
-/// Twin of the kernel: the list of one row.
+/// Builds the list of one row: the twin of the kernel.
 pub fn list(logits: &[f32], n: usize, maxima: &mut [f32], out: &mut [u32]) {
     let each = logits.len().div_ceil(CHUNKS);
     let mut chunks = logits.chunks(each.max(1));

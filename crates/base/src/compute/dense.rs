@@ -1,9 +1,9 @@
 //! A dense float network as data: registers of f32 rows and the operations on them, in order.
 //!
-//! Image towers are such networks. A [`DenseDevice`] computes one. The processor's way is the
-//! definition: products follow [`crate::tensor::product`], row operations [`super::cpu::dense`]. A
-//! device that fuses multiply-adds and rounds divisions correctly gives the same bits; others come
-//! within 1e-4 of values around 1.
+//! Image towers are such networks. A [`DenseDevice`] runs one. The processor's implementation is
+//! the reference: products follow [`crate::tensor::product`], row operations [`super::cpu::dense`].
+//! A device that fuses multiply-adds and rounds divisions correctly returns the same bits. Other
+//! devices differ by up to 1e-4 for values around 1.
 
 use anyhow::Result;
 
@@ -11,26 +11,26 @@ use anyhow::Result;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Register(pub usize);
 
-/// A matrix of a network, by its number.
+/// Index of a matrix of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixNumber(pub usize);
 
-/// A vector of a network, by its number: a bias, factors of a norm, or a table.
+/// Index of a vector of the network: a bias, the factors of a norm, or a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VectorNumber(pub usize);
 
-/// The limits of values.
+/// Bounds that values are clamped to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     pub least: f32,
     pub most: f32,
 }
 
-/// Heads of an attention.
+/// Head counts and width of an attention operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseHeads {
     pub queries: usize,
-    /// Heads of keys and values, which divide those of the queries.
+    /// Heads of keys and values; divides the number of query heads.
     pub keys: usize,
     pub dim: usize,
 }
@@ -39,19 +39,19 @@ pub struct DenseHeads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseShape {
     pub outputs: usize,
-    /// Terms of each output: the width of the other factor.
+    /// Length of each dot product: the width of the other factor.
     pub terms: usize,
     /// Stored as `[terms, outputs]`, not `[outputs, terms]`.
     pub is_transposed: bool,
 }
 
-/// A product with a matrix, and what is done to each finished value, in the order of the fields.
+/// A product with a matrix, followed by the operations of the fields below, in their order.
 #[derive(Clone, Copy, Debug)]
 pub struct DenseProduct {
     pub x: Register,
     pub matrix: MatrixNumber,
     pub out: Register,
-    /// Limits of the values of `x`.
+    /// Bounds of the values of `x`.
     pub input: Option<Limits>,
     pub bias: Option<VectorNumber>,
     pub output: Option<Limits>,
@@ -81,7 +81,7 @@ pub enum DenseOp {
         bias: VectorNumber,
         eps: f32,
     },
-    /// RMSNorm of each run of `run` values. No weight is a weight of ones.
+    /// RMSNorm of each run of `run` values. `None` as the weight means all ones.
     RmsNorm {
         x: Register,
         out: Register,
@@ -111,16 +111,18 @@ pub enum DenseOp {
         bias: VectorNumber,
         scale: VectorNumber,
     },
-    /// Rotates the halves of each head, of `half` values. Registers hold the rows of a grid: the
-    /// first half is rotated by the column of its place there, the second by the row. `angles`
-    /// holds sine and cosine, `[position, half / 2, 2]`.
+    /// Rotates the two halves of each head; `half` is their length.
+    ///
+    /// The rows of a register form a grid. The first half is rotated by the row's column index in
+    /// the grid, the second by its row index. `angles` holds sine and cosine, `[position, half / 2,
+    /// 2]`.
     Rotate {
         x: Register,
         half: usize,
         columns: usize,
         angles: VectorNumber,
     },
-    /// Means of the squares of `side` rows a side, with `columns` squares in a row of the grid.
+    /// Averages squares of `side` x `side` rows; the grid has `columns` squares in a row.
     Pool {
         x: Register,
         out: Register,
@@ -129,14 +131,15 @@ pub enum DenseOp {
     },
 }
 
-/// A network on inputs.
+/// A network together with its inputs.
 #[derive(Clone, Debug, Default)]
 pub struct DenseNetwork {
-    /// Names the matrices: networks of one identity have the same ones, numbered alike.
+    /// Identifies the matrices: networks of equal identity have the same matrices in the same
+    /// order.
     pub identity: [u8; 32],
     /// Rows and width of each register.
     pub registers: Vec<[usize; 2]>,
-    /// Values of registers at the start.
+    /// Initial values of registers.
     pub inputs: Vec<(Register, Vec<f32>)>,
     pub matrices: Vec<DenseShape>,
     pub vectors: Vec<Vec<f32>>,
@@ -152,25 +155,25 @@ pub enum DenseValues<'a> {
     Bf16(&'a [u8]),
 }
 
-/// Where the matrices of a network are.
+/// Source of the matrices of a network.
 pub trait DenseWeights: Sync {
     /// Reads a matrix.
     ///
     /// # Errors
     /// An error if its file cannot be read.
     fn read(&self, matrix: MatrixNumber) -> Result<DenseValues<'_>>;
-    /// Returns the bytes of what `read` returns.
+    /// Returns the number of bytes that `read` returns.
     fn bytes(&self, matrix: MatrixNumber) -> u64;
 }
 
-/// A device that computes dense networks. It keeps the matrices of the last identity.
+/// A device that computes dense networks. It keeps the matrices of the latest identity.
 pub trait DenseDevice: Send + Sync + std::fmt::Debug {
-    /// Puts the matrices of a network on the device, unless they are there. Returns their bytes.
+    /// Uploads the matrices of a network unless they are on the device. Returns their bytes.
     ///
     /// # Errors
     /// An error if they cannot be read, or if the device has no room for them or is lost.
     fn load(&self, network: &DenseNetwork, weights: &dyn DenseWeights) -> Result<u64>;
-    /// Computes the values of the output register. Loads the matrices if they are missing.
+    /// Runs the network and returns the output register. Loads the matrices if they are missing.
     ///
     /// # Errors
     /// As for `load`.
@@ -183,7 +186,7 @@ impl DenseNetwork {
         Register(self.registers.len() - 1)
     }
 
-    /// Returns a register that holds values at the start.
+    /// Adds a register with initial values.
     pub fn input(&mut self, values: Vec<f32>, width: usize) -> Register {
         debug_assert!(width > 0 && values.len().is_multiple_of(width));
         let register = self.register(values.len() / width, width);
@@ -204,7 +207,7 @@ impl DenseNetwork {
         self.registers[register.0][0]
     }
 
-    /// Returns whether nothing reads what a register holds after operation `at`.
+    /// Returns whether no operation after `at` reads the register's current value.
     pub fn is_last_use(&self, at: usize, register: Register) -> bool {
         for op in &self.ops[at + 1..] {
             if op.reads().contains(&Some(register)) {
@@ -236,7 +239,7 @@ impl DenseOp {
         }
     }
 
-    /// Returns the register that an operation writes, whole.
+    /// Returns the register that an operation overwrites completely.
     pub fn writes(&self) -> Register {
         match *self {
             DenseOp::Product(DenseProduct { out, .. })

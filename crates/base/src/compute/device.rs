@@ -1,4 +1,4 @@
-//! Devices that a backend lists, and the choice among them.
+//! Devices that a backend lists, and the user's choice of one.
 
 /// Properties of one device.
 #[derive(Clone, Debug)]
@@ -9,16 +9,16 @@ pub struct DeviceInfo {
     pub index: usize,
     pub name: String,
     pub driver: String,
-    /// A driver that computes on the processor.
+    /// Whether the driver computes on the processor.
     pub is_cpu: bool,
-    /// Shares the processor's memory.
+    /// Whether the device shares the processor's memory.
     pub is_integrated: bool,
     /// Version of the driver's interface, major and minor.
     pub api: (u32, u32),
-    /// Lanes of a subgroup that kernels are compiled for.
+    /// Subgroup size that kernels are compiled for.
     pub subgroup: u32,
-    /// Whether a kernel can require that number. Devices with one subgroup size, such as AMD's GCN,
-    /// need no requirement.
+    /// Whether a kernel can require that subgroup size. Devices with a single size, such as AMD's
+    /// GCN, need no requirement.
     pub asks_subgroup: bool,
     pub max_shared: u32,
     pub max_workgroup: u32,
@@ -28,32 +28,32 @@ pub struct DeviceInfo {
     pub max_allocation: u64,
     /// Memory of the device, bytes.
     pub memory: u64,
-    /// Free bytes of it, where the driver reports them.
+    /// Free bytes of `memory`, if the driver reports them.
     pub available: Option<u64>,
-    /// Nanoseconds of a timestamp's unit; 0 without timestamps.
+    /// Nanoseconds per timestamp tick; 0 without timestamps.
     pub timestamp_ns: f32,
-    /// Workgroups that keep the device busy.
+    /// Number of workgroups that keeps the device busy.
     pub busy: usize,
-    /// Whether a dispatch may begin at another workgroup than the first.
+    /// Whether a dispatch may start at a workgroup other than the first.
     pub divides_calls: bool,
     /// Whether the device has matrix instructions. Their shapes are queried only when the device is
     /// opened for them, since some drivers crash in that query.
     pub offers_matrices: bool,
-    /// Whether the queue that is used also draws.
+    /// Whether the compute queue also serves graphics.
     pub draws: bool,
-    /// Device, driver and kernels by number and version. The driver's behaviour may depend on them.
+    /// Versions of device, driver and kernels. Results may depend on any of them.
     pub identity: String,
     /// Names of missing features; empty for a usable device.
     pub missing: Vec<&'static str>,
 }
 
 impl DeviceInfo {
-    /// Returns the bytes that may be allocated now.
+    /// Returns the number of bytes that can be allocated now.
     pub fn free(&self) -> u64 {
         self.available.unwrap_or(self.memory)
     }
 
-    /// Returns the rows of one prefill pass: fewer on devices in the processor, whose passes are
+    /// Returns the rows per prefill pass. Integrated devices get fewer, since their passes are
     /// slow.
     pub fn max_rows(&self) -> usize {
         if self.is_integrated || self.is_cpu { 128 } else { 512 }
@@ -63,7 +63,7 @@ impl DeviceInfo {
 /// A user's choice of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The best GPU. A driver that computes on the processor does not count.
+    /// The best GPU, not counting drivers that compute on the processor.
     Best,
     /// The device with this index, of any kind.
     Index(usize),

@@ -1,5 +1,6 @@
-//! An executor that computes nothing and counts what one would allocate, asked by the same code
-//! that loads models: what is planned is what is taken.
+//! An executor that computes nothing and counts the memory that a real one would allocate.
+//!
+//! The code that loads models drives it, so the plan and the real allocation agree.
 
 use super::cache::KvFormat;
 use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports};
@@ -10,30 +11,30 @@ use crate::tensor::Format;
 use anyhow::{Result, bail};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a kind of executor takes memory.
+/// Memory use of one kind of executor.
 pub trait Footprint: Send {
-    /// Pieces that a weight matrix takes.
+    /// Returns the sizes of the allocations for a weight matrix.
     fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize)
     -> Result<Vec<u64>>;
-    /// Returns the bytes that a buffer takes.
+    /// Returns the allocated bytes of a buffer.
     fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64>;
-    /// Buffers of the executor's own that it makes when it records this plan.
+    /// Returns the sizes of the executor's own buffers for this plan.
     fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>>;
     fn max_rows(&self) -> usize;
-    /// Returns the bytes that it takes beside both, mostly while weights are loaded.
+    /// Returns the bytes used in addition to weights and buffers, mostly while weights are loaded.
     fn staging(&self) -> u64;
     fn key_block(&self) -> fn(KvFormat) -> usize;
     fn lists_best(&self) -> bool;
 }
 
-/// Pieces of memory, in the order in which they are taken.
+/// Sizes of allocations, in the order in which they are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pieces {
     pub weights: Vec<u64>,
     pub buffers: Vec<u64>,
 }
 
-/// The count of a dry executor so far, shared with the code that put it inside another executor.
+/// Running count of a dry executor, shared with the code that wrapped it in another executor.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<Pieces>>);
 
@@ -52,7 +53,7 @@ impl Counted {
     }
 }
 
-/// Counts for one kind of executor.
+/// Executor that counts allocations for one kind of executor.
 pub struct Dry {
     footprint: Box<dyn Footprint>,
     counted: Counted,
@@ -132,7 +133,7 @@ impl Executor for Dry {
     }
 }
 
-/// Memory is counted; there is nothing to be timed.
+/// Reports only memory; nothing is timed.
 impl Reports for Dry {
     fn report(&self) -> Report {
         let held = self.counted.held();

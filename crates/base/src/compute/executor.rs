@@ -1,10 +1,10 @@
-//! The executor seam: memory, recorded plans, and nothing else. `cpu::CpuExecutor` and
-//! `vulkan::VulkanExecutor` implement it, `split::SplitExecutor` joins two of them, `dry::Dry` only
-//! counts.
+//! The executor interface: memory and recorded plans.
 //!
-//! No method has a body here: an executor around another one forwards each of them or says what it
-//! does not do. [`ExecutorExt`] has the
-//! functions that follow from the methods.
+//! `cpu::CpuExecutor` and `vulkan::VulkanExecutor` implement it. `split::SplitExecutor` joins two
+//! executors. `dry::Dry` only counts memory.
+//!
+//! The trait has no default methods, so a wrapping executor handles each method explicitly.
+//! [`ExecutorExt`] adds functions built on those methods.
 
 use super::cache::KvFormat;
 use super::operand::{BufferId, WeightId};
@@ -20,14 +20,14 @@ pub struct KernelTime {
     pub label: &'static str,
     pub calls: u64,
     pub seconds: f64,
-    /// Weight and cache bytes read, activations not counted.
+    /// Bytes of weights and KV cache that were read, without activations.
     pub bytes: u64,
     /// Multiply-adds of int8 values in linear layers.
     pub macs: u64,
 }
 
 impl KernelTime {
-    /// Adds this to what `times` has of its label.
+    /// Adds this time to the entry of its label in `times`.
     pub fn add_to(self, times: &mut Vec<KernelTime>) {
         match times.iter_mut().find(|t| t.label == self.label) {
             Some(sum) => {
@@ -41,45 +41,46 @@ impl KernelTime {
     }
 }
 
-/// Work of an accelerator beside the executor. The JSON result shows it as it is.
+/// Work of an accelerator next to the executor. The JSON output includes it unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AssistReport {
-    /// Which, such as `host model with the kernel's Rust twin`.
+    /// Name, such as `host model with the kernel's Rust twin`.
     pub device: String,
-    /// Whether a device computed it, not a model of one.
+    /// Whether hardware computed it, as opposed to a software model of the hardware.
     pub silicon: bool,
-    /// Why it was given up, where it was.
+    /// Reason why the accelerator was disabled, if it was.
     pub given_up: Option<String>,
     pub jobs: u64,
-    /// Pages sealed, pages that jobs read, and (row, page) pairs attended; each page of one layer
-    /// and all its heads.
+    /// Pages sealed, pages read by jobs, and (row, page) pairs attended. A page is one of one
+    /// layer, with all its heads.
     pub pages_sealed: u64,
     pub pages_read: u64,
     pub row_pages: u64,
     /// Bytes of keys and values that jobs read.
     pub bytes: u64,
-    /// Jobs computed again on the processor and compared.
+    /// Jobs that were recomputed on the processor and compared.
     pub checks: u64,
 }
 
-/// A matrix to be loaded from where it is stored.
+/// A stored matrix to load.
 pub struct LoadJob<'a> {
     pub label: String,
-    /// Where in the model it belongs.
+    /// Part of the model that the matrix belongs to.
     pub part: Part,
     pub matrix: StoredMatrix<'a>,
 }
 
-/// Where the time of loading stored matrices went, in seconds.
+/// Breakdown of the time that loading stored matrices took, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loading {
     /// Opening the device.
     pub opening: f64,
-    /// Taking memory of the device and compiling kernels meanwhile.
+    /// Allocating device memory and compiling kernels in the meantime.
     pub preparing: f64,
-    /// From the first byte read to the last one in its place, those included.
+    /// From reading the first byte to placing the last one.
     pub moving: f64,
-    /// Seconds of it that a reading thread read, and waited for the device to take the bytes.
+    /// Parts of `moving` that a reader thread spent reading, and waiting for the device to accept
+    /// the bytes.
     pub reading: f64,
     pub waiting: f64,
 }
@@ -87,51 +88,55 @@ pub struct Loading {
 /// Properties of an executor, constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Most rows that one pass should carry: the prefill chunk.
+    /// Most rows per pass: the prefill chunk size.
     pub max_rows: usize,
-    /// Lists of the largest logits are worth asking for, instead of the logits.
+    /// Whether lists of the largest logits are faster to read than all logits.
     pub lists_best: bool,
-    /// Only shapes count: matrices come without their contents, and plans never run.
+    /// Whether only shapes count: matrices are loaded without contents and plans never run.
     pub is_dry: bool,
 }
 
 /// A device that runs plans.
 pub trait Executor: Reports + Send {
     fn caps(&self) -> Caps;
-    /// Channels of a key that lie together in a cache of a format: 1 keeps each channel's positions
-    /// side by side. The same for all parts, unless the executor spreads a model over others.
+    /// Returns the function from cache format to the number of contiguous channels of a key.
+    ///
+    /// With 1, the positions of each channel are contiguous. All parts have the same value, unless
+    /// the executor spreads a model over others.
     fn key_block(&self, part: Part) -> fn(KvFormat) -> usize;
-    /// A zeroed buffer.
+    /// Allocates a zeroed buffer.
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
-    /// Loads matrices from where they are stored, in this order, repacked as the kernels like it.
+    /// Loads stored matrices in this order, repacked for the kernels.
     fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>>;
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
-    /// Prepares a plan whose step buffer is `step`, laid out by `layout`.
+    /// Prepares a plan. `step` is its step buffer, with the layout `layout`.
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId>;
-    /// Starts a plan of which the first bytes of a buffer are wanted: how many, if any. Returns
-    /// whether a device works at it now, beside the processor. Before [`finish`](Self::finish)
-    /// nothing but [`is_busy`](Self::is_busy) may be asked.
+    /// Starts a plan. `result` is a buffer and the number of its first bytes that will be read.
+    ///
+    /// Returns whether a device is now working in parallel with the processor. Until
+    /// [`finish`](Self::finish), the caller may only call [`is_busy`](Self::is_busy).
     fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool>;
-    /// Whether a device that was left at work still is.
+    /// Returns whether the device still works on the started plan.
     fn is_busy(&self) -> bool;
-    /// Waits for the plan that was started last and reads the beginning of a buffer.
+    /// Waits for the plan that was started last and reads the first bytes of a buffer.
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()>;
-    /// The first bytes of a buffer where they lie, until something else is asked of the executor;
-    /// `None` where the host would have to copy them.
+    /// Borrows the first bytes of a buffer without a copy, until the next call.
+    ///
+    /// Returns `None` if the host would have to copy them.
     fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]>;
 }
 
-/// Functions of every executor.
+/// Convenience functions of every executor.
 pub trait ExecutorExt: Executor {
-    /// Loads a matrix that lies in memory.
+    /// Loads a matrix from host memory.
     fn load_matrix(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
         let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
         Ok(self.load(vec![job])?[0])
     }
 
-    /// Runs a plan of which nothing is wanted at once.
+    /// Runs a plan to its end and reads nothing.
     fn run(&mut self, plan: PlanId) -> Result<()> {
         self.start(plan, None)?;
         self.finish(None)
@@ -145,38 +150,40 @@ pub trait Reports {
     fn report(&self) -> Report;
     /// Starts (or restarts) timing the kernels.
     fn start_profile(&mut self);
-    /// Bytes a second that the device reads from its memory; `None` where that cannot be measured.
+    /// Bytes per second that the device reads from its memory; `None` if unmeasurable.
     fn read_bandwidth(&mut self) -> Option<f64>;
-    /// Bytes a second from the host's memory to a device that has its own; `None` elsewhere.
+    /// Bytes per second from host memory to a device with its own memory; else `None`.
     fn upload_bandwidth(&mut self) -> Option<f64>;
-    /// From now on, or no longer, fills everything that a pass computes with [`poison`] before a
-    /// pass whose rows are all new. Results stay the same unless a kernel leaves elements out.
+    /// Turns poisoning on or off.
+    ///
+    /// When on, a pass with only new rows first fills all its outputs with [`poison`]. Results stay
+    /// the same unless a kernel leaves elements out.
     ///
     /// [`poison`]: super::poison
     fn set_poison(&mut self, on: bool);
 }
 
-/// Bytes of weights and of buffers.
+/// Bytes held by weights and by buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub weights: u64,
     pub buffers: u64,
 }
 
-/// See [`Reports`].
+/// Report of an executor, see [`Reports`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Such as `cpu: avx512, 2 threads`.
+    /// Description such as `cpu: avx512, 2 threads`.
     pub device: String,
-    /// Device, driver and kernels, as far as a result can depend on them.
+    /// Versions of device, driver and kernels that a result can depend on.
     pub identity: String,
     pub held: Held,
-    /// The same with what was allocated for them and is not used.
+    /// Allocated bytes, including unused parts of allocations.
     pub allocated: Held,
-    /// Where the time of [`Executor::load_stored`] went; `None` where matrices were read first.
+    /// Time spent in [`Executor::load_stored`]; `None` if matrices were first read into memory.
     pub loading: Option<Loading>,
-    /// Work of an accelerator beside it, where there is one.
+    /// Work of an accelerator next to the executor, if there is one.
     pub assist: Option<AssistReport>,
-    /// By label, since [`Reports::start_profile`]; empty before.
+    /// Times by label since [`Reports::start_profile`]; empty before it.
     pub kernels: Vec<KernelTime>,
 }

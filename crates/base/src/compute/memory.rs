@@ -1,4 +1,4 @@
-//! Host buffers that several threads write at once, each its own part.
+//! Host buffers that several threads write at once, each to its own range.
 
 use super::operand::BufferId;
 use anyhow::{Context, Result, ensure};
@@ -20,15 +20,16 @@ pub struct Buffers {
     list: Vec<Buffer>,
 }
 
-// SAFETY: the memory is plain bytes owned by this struct; who may touch which part is the contract
-// of `slice` and `slice_mut`.
+// SAFETY: the memory is plain bytes owned by this struct. The contracts of `slice` and `slice_mut`
+// say who may touch which range.
 unsafe impl Send for Buffers {}
 // SAFETY: as above.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
-    /// A zeroed buffer of at least `bytes` bytes. Allocations of this alignment touch their pages,
-    /// so the system commits them at once.
+    /// Allocates a zeroed buffer of at least `bytes` bytes.
+    ///
+    /// Allocations of this alignment touch their pages, so the system commits them at once.
     pub fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGN), ALIGN)?;
         // SAFETY: the layout is not empty.
@@ -38,18 +39,19 @@ impl Buffers {
         Ok(BufferId(self.list.len() as u32 - 1))
     }
 
-    /// Bytes of one buffer.
+    /// Returns the size of one buffer in bytes.
     pub fn len(&self, id: BufferId) -> usize {
         self.list[id.0 as usize].layout.size()
     }
 
-    /// Bytes of all buffers.
+    /// Returns the total size of all buffers in bytes.
     pub fn total(&self) -> usize {
         self.list.iter().map(|b| b.layout.size()).sum()
     }
 
-    /// Address of `len` elements from `start`, for writers that share a buffer in a pattern no
-    /// slice can express.
+    /// Returns the address of `len` elements from `start`.
+    ///
+    /// For writers that share a buffer in a pattern that slices cannot express.
     #[inline(always)]
     pub fn part<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> *mut T {
         let end = start.checked_add(len).and_then(|n| n.checked_mul(size_of::<T>()));
@@ -58,20 +60,20 @@ impl Buffers {
         unsafe { self.list[id.0 as usize].ptr.as_ptr().cast::<T>().add(start) }
     }
 
-    /// `len` elements from `start`.
+    /// Returns `len` elements from `start`.
     ///
     /// # Safety
-    /// No thread writes them while the slice lives.
+    /// No thread writes these elements while the slice lives.
     #[inline(always)]
     pub unsafe fn slice<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &[T] {
         // SAFETY: in bounds (checked), aligned, any bits are a valid T; no writer by contract.
         unsafe { std::slice::from_raw_parts(self.part(id, start, len), len) }
     }
 
-    /// `len` elements from `start`, to be written.
+    /// Returns `len` elements from `start` for writing.
     ///
     /// # Safety
-    /// No other code reads or writes them while the slice lives.
+    /// No other code reads or writes these elements while the slice lives.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice_mut<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &mut [T] {
@@ -79,7 +81,7 @@ impl Buffers {
         unsafe { std::slice::from_raw_parts_mut(self.part(id, start, len), len) }
     }
 
-    /// Copies bytes in; refuses what does not fit.
+    /// Copies bytes into a buffer. Fails if they do not fit.
     pub fn write(&mut self, id: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
         ensure!(
             offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len(id)),
@@ -91,7 +93,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of a buffer. Fails if the range exceeds the buffer.
     pub fn read(&self, id: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
         ensure!(
             offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len(id)),

@@ -1,5 +1,5 @@
-//! The dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
-//! and the executor that spreads a plan over two others (`split`). Knows no model.
+//! The dispatch list (`plan`), the executor interface, the CPU executor with its scalar twins, and
+//! the executor that spreads a plan over two others (`split`). Knows no model.
 
 pub mod act;
 pub mod best;

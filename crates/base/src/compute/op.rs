@@ -1,5 +1,5 @@
-//! The operations of a plan, each with its operands by name. Shapes are `[rows, ...]` with the live
-//! row count read from the step buffer.
+//! The operations of a plan with named operands. Shapes are `[rows, ...]`; the number of live rows
+//! is in the step buffer.
 
 use super::act::Act;
 use super::cache::KvLayer;
@@ -26,8 +26,9 @@ pub enum Op {
     Commit(Commit),
 }
 
-/// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`. Rows of images stay as they were written
-/// before the pass.
+/// Embedding: `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
+///
+/// Rows of images keep the values that were written before the pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embed {
     pub table: WeightId,
@@ -35,7 +36,9 @@ pub struct Embed {
     pub out: BufferId,
 }
 
-/// `out[r] = [left[r], right[parent[r]]]`, f32 `[rows, 2 * dim]`. Each live row has a parent.
+/// Concatenation: `out[r] = [left[r], right[parent[r]]]`, f32 `[rows, 2 * dim]`.
+///
+/// Every live row has a parent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Concat {
     /// f32 `[rows, dim]`
@@ -46,15 +49,17 @@ pub struct Concat {
     pub out: BufferId,
 }
 
-/// `x = (x + rmsnorm(add) * w_add) * scale` where given, then `out = rmsnorm(x) * w`; all f32
-/// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
-/// `selected[i]`, and `x` is not written.
+/// RMSNorm, with an optional addition to the residual stream.
+///
+/// `x = (x + rmsnorm(add) * w_add) * scale` if `add` is present, then `out = rmsnorm(x) * w`; all
+/// f32 `[rows, dim]`. With `RowSet::Selected`, row i of `out` is computed from row `selected[i]` of
+/// `x` and `add`, and `x` is not written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     pub x: BufferId,
-    /// `add` and `w_add`.
+    /// Buffers `add` and `w_add`.
     pub add: Option<(BufferId, BufferId)>,
-    /// 1 without `add`
+    /// 1 if `add` is `None`
     pub scale: f32,
     /// f32 `[dim]`
     pub w: BufferId,
@@ -64,7 +69,7 @@ pub struct Norm {
     pub rows: RowSet,
 }
 
-/// Hadamard and int8 quantisation as `act` asks: f32 `[rows, cols]` -> act.
+/// Hadamard transform and int8 quantisation as `act.format` requires: f32 `[rows, cols]` -> `act`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prepare {
     pub input: BufferId,
@@ -98,8 +103,9 @@ pub struct GateUp {
     pub out: BufferId,
 }
 
-/// The experts of each row: those with the largest scores, of equal ones the first. Their weights
-/// are the softmax of their scores, times a factor of each expert.
+/// Selection of experts: each row uses those with the largest scores, ties by lowest index.
+///
+/// Their weights are the softmax of their scores, times a factor per expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choose {
     /// f32 `[rows, experts]`
@@ -108,7 +114,7 @@ pub struct Choose {
     pub factors: BufferId,
     /// At most [`MAX_EXPERTS`].
     pub experts: usize,
-    /// Experts of a row, at most [`MAX_USED`].
+    /// Experts per row, at most [`MAX_USED`].
     pub used: usize,
     /// u32 `[rows, used]`, ascending in a row
     pub chosen: BufferId,
@@ -116,15 +122,15 @@ pub struct Choose {
     pub weights: BufferId,
 }
 
-/// Most experts of a layer, and most of a row, that the kernels take.
+/// Limits of the kernels: experts per layer, and experts used per row.
 pub const MAX_EXPERTS: usize = 512;
 pub const MAX_USED: usize = 32;
 
-/// Products with the matrices of chosen experts. A slot is a place in `chosen`.
+/// Products with the matrices of the chosen experts. A slot is an index into `chosen`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     pub weights: ExpertWeights,
-    /// A row of activations for each slot; for gates, one for each row.
+    /// One row of activations per slot; for gates, one per row of the step.
     pub act: Act,
     /// u32 `[rows, used]`
     pub chosen: BufferId,
@@ -134,20 +140,20 @@ pub struct Experts {
     pub out: BufferId,
 }
 
-/// Matrices of all experts, one below the other, and what is made of them.
+/// Matrices of all experts, stacked vertically, and the operation on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
     /// `act * weight^T` with `[n, cols]` of each expert.
     Plain(WeightId),
-    /// `gelu_tanh(act * gate^T) * (act * up^T)`: each expert has the `n` rows of its gate, then
-    /// those of its up matrix.
+    /// `gelu_tanh(act * gate^T) * (act * up^T)`. Each expert has `n` rows of its gate matrix,
+    /// followed by the rows of its up matrix.
     Fused(WeightId),
-    /// The same, of two matrices.
+    /// Like `Fused`, with the gates and up matrices in two weights.
     Apart { gate: WeightId, up: WeightId, act_up: Act },
 }
 
 impl Experts {
-    /// The only matrix, or that of the gates.
+    /// Returns the only weight, or the weight of the gates.
     pub fn first(&self) -> WeightId {
         match self.weights {
             ExpertWeights::Plain(weight) | ExpertWeights::Fused(weight) => weight,
@@ -155,7 +161,7 @@ impl Experts {
         }
     }
 
-    /// The matrix of the up products, where it is another one.
+    /// Returns the weight of the up products, if it is separate.
     pub fn second(&self) -> Option<(WeightId, &Act)> {
         match &self.weights {
             ExpertWeights::Apart { up, act_up, .. } => Some((*up, act_up)),
@@ -167,19 +173,20 @@ impl Experts {
         !matches!(self.weights, ExpertWeights::Plain(_))
     }
 
-    /// Floats of a slot in `out`, if the first matrix has `rows` rows.
+    /// Floats per slot in `out`, if the first matrix has `rows` rows.
     pub fn width(&self, rows: usize) -> usize {
         let halves = if matches!(self.weights, ExpertWeights::Fused(_)) { 2 } else { 1 };
         rows / self.experts / halves
     }
 
-    /// Slots that share a row of activations.
+    /// Number of slots that share a row of activations.
     pub fn slots_of_act(&self) -> usize {
         if self.is_gated() { self.used } else { 1 }
     }
 }
 
-/// `out[r] = sum_i weights[r, i] * parts[r, i]` in the order of i, from 0, f32 `[rows, dim]`.
+/// Weighted sum: `out[r] = sum_i weights[r, i] * parts[r, i]`, from i = 0 upwards, f32 `[rows,
+/// dim]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Combine {
     /// f32 `[rows, used, dim]`
@@ -191,15 +198,17 @@ pub struct Combine {
     pub out: BufferId,
 }
 
-/// Per-head RMSNorm of queries and keys, and of values without weights if `v_norm`; rotation of
-/// queries and keys by the step's table `rope_table`. Queries in place, keys and values to scratch.
+/// Per-head RMSNorm and rotary embedding (RoPE) of queries and keys.
+///
+/// Values are normalised without weights if `v_norm`. Rotation angles come from `rope_table`.
+/// Queries are changed in place; keys and values go to the scratch buffers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// f32 `[rows, n_heads, head_dim]`, in place
     pub q: BufferId,
     /// f32 `[head_dim]`
     pub q_norm: BufferId,
-    /// `None` where the rows have no keys of their own.
+    /// `None` if the rows have no keys of their own.
     pub keys: Option<RopeKeys>,
     pub eps: f32,
     pub n_heads: usize,
@@ -208,21 +217,22 @@ pub struct Rope {
     pub kv: KvLayer,
 }
 
-/// Keys and values of a rotation.
+/// Keys and values of a `Rope` operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeKeys {
     /// f32 `[rows, n_kv_heads, head_dim]`
     pub k: BufferId,
-    /// As `k`; in place where it is normed.
+    /// Shape as `k`; changed in place if `v_norm`.
     pub v: BufferId,
     /// f32 `[head_dim]`
     pub k_norm: BufferId,
-    /// Whether values are normed, without weights.
+    /// Whether values are normalised, without weights.
     pub v_norm: bool,
 }
 
-/// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged
-/// in page order. The positions that a row sees are without a gap.
+/// Softmax attention over committed pages and the row's ancestors in scratch.
+///
+/// Page partials are merged in page order. The positions that a row sees are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// f32 `[rows, n_heads, head_dim]`
@@ -231,25 +241,26 @@ pub struct Attention {
     pub n_heads: usize,
     pub scale: f32,
     pub kv: KvLayer,
-    /// Whether a row of an image sees the later rows of its image. Otherwise it sees none of them.
+    /// Whether a row of an image sees the later rows of the same image.
     pub whole_images: bool,
-    /// Says what `out` is, too.
+    /// Pages to attend; also determines the layout of `out`.
     pub range: PageRange,
 }
 
-/// The pages of a row that attention goes over.
+/// The pages that an attention operation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageRange {
-    /// All that the row sees: `out` is the attention, f32 `[rows, n_heads, head_dim]`.
+    /// All pages that the row sees. `out` is the attention, f32 `[rows, n_heads, head_dim]`.
     All,
-    /// The pages behind the pages that another device attends. `out` is not divided yet: f32
-    /// `[rows, n_heads, head_dim + 2]`, sums of exponentials times values, then the largest score
-    /// and the sum of exponentials. The layer has no window.
+    /// The pages after those that another device attends; the layer has no window.
+    ///
+    /// `out` is not divided yet, f32 `[rows, n_heads, head_dim + 2]`: sums of exponentials times
+    /// values, then the largest score and the sum of exponentials.
     After(OffloadedPages),
 }
 
 impl Attention {
-    /// First position that a row at `position` attends.
+    /// Returns the first position that a row at `position` attends.
     #[inline(always)]
     pub fn first(&self, position: usize) -> usize {
         match self.range {
@@ -258,26 +269,26 @@ impl Attention {
         }
     }
 
-    /// The row whose ancestors `row` sees, itself included: the row or the last one of its image.
+    /// Returns the last row that `row` attends to: itself, or the last row of its image.
     #[inline(always)]
     pub fn end(&self, step: &StepView<'_>, row: usize) -> usize {
         if self.whole_images { step.image_end(row).unwrap_or(row) } else { row }
     }
 
-    /// Whether `out` holds page partials, not divided yet.
+    /// Returns whether `out` holds page partials that are not divided yet.
     #[inline(always)]
     pub fn is_partial(&self) -> bool {
         self.range != PageRange::All
     }
 
-    /// Floats of one head in a row of `out`.
+    /// Returns the floats of one head in a row of `out`.
     #[inline(always)]
     pub fn out_width(&self) -> usize {
         self.kv.head_dim + if self.is_partial() { 2 } else { 0 }
     }
 }
 
-/// `logits = cap tanh(logits / cap)`, f32 `[selected rows, vocab]`, in place.
+/// Soft cap: `logits = cap tanh(logits / cap)`, f32 `[selected rows, vocab]`, in place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cap {
     pub logits: BufferId,
@@ -304,7 +315,7 @@ pub struct Commit {
 }
 
 impl Op {
-    /// The buffers it reads, weights aside; one may occur twice.
+    /// Returns the buffers that the operation reads, without weights. One may occur twice.
     pub fn inputs(&self) -> Vec<BufferId> {
         let act = |a: &Act| [a.values, a.scales, a.sums];
         match self {
@@ -338,7 +349,7 @@ impl Op {
         }
     }
 
-    /// The buffers it writes.
+    /// Returns the buffers that the operation writes.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
             Op::Embed(embed) => vec![embed.out],

@@ -1,10 +1,10 @@
-//! Names of what operations work on: buffers, weights and rows.
+//! Identifiers of operands: buffers, weights and row sets.
 
 /// A buffer of the executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 
-/// A weight matrix loaded into the executor, in whatever layout its kernels want.
+/// A weight matrix loaded into the executor, in the layout that its kernels need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WeightId(pub u32);
 
@@ -13,8 +13,8 @@ pub struct WeightId(pub u32);
 pub enum RowSet {
     /// All live rows of the step.
     All,
-    /// The rows whose logits were asked for, renumbered from 0.
+    /// The rows with requested logits, renumbered from 0.
     Selected,
-    /// This number of slots of each live row: those of the first row, then of the second.
+    /// This number of slots per live row, ordered by row.
     Slots(usize),
 }

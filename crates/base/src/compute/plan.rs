@@ -1,9 +1,9 @@
-//! The dispatch list: what one forward pass does, in order, as data. Executors run it; nothing here
-//! knows a device.
+//! The dispatch list: the operations of one forward pass, in order, as data. Executors run it. This
+//! module knows no device.
 //!
-//! Parameters are plain values fixed at recording time. Everything that changes from step to step
-//! (tokens, positions, tree, row counts) is read from the step buffer (`step.rs`), so a recorded
-//! plan never changes.
+//! Parameters are plain values fixed at recording time. Values that change from step to step
+//! (tokens, positions, tree, row counts) are in the step buffer (`step.rs`), so a recorded plan
+//! never changes.
 
 use super::op::Op;
 use super::operand::RowSet;
@@ -12,13 +12,13 @@ use super::operand::RowSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub u32);
 
-/// Where in a model something belongs.
+/// The part of a model that a matrix belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// A table of which a pass looks up a few rows and reads no more.
+    /// An embedding table. A pass reads only single rows of it.
     Embedding,
     Layer(u16),
-    /// Also an embedding table that serves as the head.
+    /// The output head, also if it is the embedding table.
     Head,
 }
 
@@ -32,19 +32,19 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// True where row r of the output depends on row r of the inputs alone: neighbours need no
-    /// barrier between them.
+    /// Returns whether row r of the output depends only on row r of the inputs. Two such dispatches
+    /// in sequence need no barrier between them.
     pub fn is_row_local(&self) -> bool {
         use Op::*;
         matches!(self.op, Embed(_) | Concat(_) | Norm(_) | Prepare(_) | Choose(_) | Combine(_))
     }
 
-    /// True where matrices of weights are read whole.
+    /// Returns whether the dispatch reads whole weight matrices.
     pub fn reads_weights(&self) -> bool {
         matches!(self.op, Op::Linear(_) | Op::GateUp(_))
     }
 
-    /// The rows it works on.
+    /// Returns the row set that the dispatch works on.
     pub fn rows(&self) -> RowSet {
         match &self.op {
             Op::Norm(norm) => norm.rows,
@@ -56,7 +56,7 @@ impl Dispatch {
     }
 }
 
-/// A whole pass.
+/// All dispatches of a pass.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub dispatches: Vec<Dispatch>,

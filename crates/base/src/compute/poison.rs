@@ -1,5 +1,5 @@
-//! Poison: bits that buffers hold before kernels compute them. An element that a kernel leaves out,
-//! or scratch memory that it reads before it writes there, then shows in the results.
+//! Poison: a bit pattern in buffers before kernels compute them. It makes two bugs visible in the
+//! results: output elements that a kernel leaves out, and scratch memory read before it is written.
 
 use super::cache::{KvFormat, KvLayer};
 use super::op::{Commit, Op, Rope};
@@ -9,22 +9,22 @@ use super::step::StepView;
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// NaN as f16 and f32. No kernel computes the int8 code -128 of its first byte, nor the i32
-/// or the token that two of them are.
+/// NaN as f16 and as f32. Kernels never compute the int8 code -128 (its first byte), nor the i32 or
+/// token that two of these f16 form.
 const POISON: [u8; 2] = 0xff80_u16.to_le_bytes();
 
-/// The same, as the word that a device fills buffers with.
+/// Two copies of the pattern: the word that a device fills buffers with.
 pub const WORD: u32 = 0xff80_ff80;
 
-/// A buffer that dispatches compute and do not read first.
+/// A buffer that dispatches write before they read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Computed {
     pub id: BufferId,
-    /// Bytes that one write takes, at least: 2 where f16 and int8 numbers of a cache lie, else 4.
+    /// Smallest write, in bytes: 2 for f16 and int8 numbers of a cache, else 4.
     pub unit: usize,
 }
 
-/// Returns whether a number is as poison left it, not a NaN that a kernel computed.
+/// Returns whether a number still is poison, as opposed to a NaN that a kernel computed.
 pub fn is_left(number: &[u8]) -> bool {
     number == &WORD.to_le_bytes()[..number.len()]
 }
@@ -34,7 +34,7 @@ pub fn fill(bytes: &mut [u8]) {
     bytes.as_chunks_mut().0.fill(POISON);
 }
 
-/// Returns the buffers that these dispatches compute and do not read first.
+/// Returns the buffers that these dispatches write before they read them.
 pub fn computed(dispatches: &[Dispatch]) -> Vec<Computed> {
     let (mut read, mut computed) = (HashSet::new(), Vec::<Computed>::new());
     for op in dispatches.iter().map(|dispatch| &dispatch.op) {
@@ -48,8 +48,9 @@ pub fn computed(dispatches: &[Dispatch]) -> Vec<Computed> {
     computed
 }
 
-/// Returns the buffers to poison before a pass: those that it computes, and not the embeddings
-/// where rows of images are written before.
+/// Returns the buffers to poison before a pass: those that it computes.
+///
+/// Leaves out the embeddings if rows of images were written there before the pass.
 pub fn before_pass(dispatches: &[Dispatch], step: &StepView<'_>) -> Vec<Computed> {
     let mut computed = computed(dispatches);
     if step.has_images() {
@@ -72,9 +73,10 @@ fn unit(op: &Op, id: BufferId) -> usize {
     if format.is_none_or(|format| format == KvFormat::F32) { 4 } else { 2 }
 }
 
-/// Compares `result`, which a twin made of a poisoned output, with the output `before`. Poisons the
-/// units of `before` that the twin wrote, and takes the others of `result` from there. Returns the
-/// range of the poisoned bytes, in whole words.
+/// Compares `result`, computed by a twin into a poisoned output, with the output `before`.
+///
+/// Poisons the units of `before` that the twin wrote, and copies the other units from `before` to
+/// `result`. Returns the range of the poisoned bytes, in whole words.
 pub fn trace(before: &mut [u8], result: &mut [u8], unit: usize) -> Range<usize> {
     let poison = &WORD.to_le_bytes()[..unit];
     let mut written = before.len()..0;
@@ -105,7 +107,7 @@ mod tests {
         assert_eq!(u32::from_le_bytes(bytes), WORD);
         assert!(f32::from_le_bytes(bytes).is_nan());
         assert!(half::f16::from_bits(0xff80).is_nan());
-        // Sums of the int8 codes of a row are smaller.
+        // Sums of the int8 codes of a row are always larger than this value.
         assert!(bytes[0] as i8 == -128 && i32::from_le_bytes(bytes) < -127 * 60_000);
     }
 

@@ -1,8 +1,8 @@
-//! The step buffer: everything that varies between passes, as u32 words at fixed places.
+//! The step buffer: all values that vary between passes, as u32 words at fixed offsets.
 //!
 //! `[rows, trees, n_selected, n_path, first, chain, n_best, usable]`, then seven arrays of
-//! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences. Behind them are
-//! the page tables of all sequences, which change only where a sequence gets another page.
+//! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences. The page tables
+//! of all sequences follow; they change only when a sequence gets another page.
 
 use super::operand::RowSet;
 use crate::tensor::{FIRST_PLACE, is_place};
@@ -10,11 +10,11 @@ use crate::tensor::{FIRST_PLACE, is_place};
 /// Parent of the root.
 pub const NO_PARENT: u32 = u32::MAX;
 
-/// Words before the arrays, and arrays.
+/// Number of header words, and of arrays after them.
 const HEADER: usize = 8;
 const ARRAYS: usize = 7;
 
-/// Places of the step buffer's parts, in words.
+/// Offsets of the parts of the step buffer, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     pub max_rows: usize,
@@ -27,7 +27,7 @@ impl StepLayout {
         self.tables_at() + self.tables
     }
 
-    /// Where the page tables begin; what is before them is anew in each step.
+    /// Returns the offset of the page tables. All words before it are rewritten in each step.
     pub const fn tables_at(self) -> usize {
         HEADER + ARRAYS * self.max_rows
     }
@@ -52,7 +52,7 @@ impl StepLayout {
         }
     }
 
-    /// Writes a step into the buffer's words, the page tables aside.
+    /// Writes a step into the buffer's words, except the page tables.
     pub fn fill(self, words: &mut [u32], step: &StepView<'_>) {
         words[0] = step.rows as u32;
         words[1] = step.trees() as u32;
@@ -77,33 +77,35 @@ impl StepLayout {
     }
 }
 
-/// One step, as kernels read it: a tree of rows of one sequence, or one tree after the other of
-/// several.
+/// One step, as kernels read it.
+///
+/// Holds one draft tree of rows per sequence; the trees of several sequences follow each other.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepView<'a> {
     /// Rows of the trees; earlier passes may have evaluated some of them.
     pub rows: usize,
     /// First row that this pass evaluates: `first..rows` are live.
     pub first: usize,
-    /// The row's token. A live row of an image has [`FIRST_PLACE`] plus the last row of the image;
-    /// the image's rows from this one to that one are each the parent of the next.
+    /// Token of each row. A live row of an image has [`FIRST_PLACE`] plus the index of the image's
+    /// last row instead. From there to that last row, each row of the image is the parent of the
+    /// next.
     pub tokens: &'a [u32],
-    /// Committed positions of the row's sequence, where the root stands, and the depth in the tree.
-    /// A row one position in front of its root sees all that is committed and no row.
+    /// Position of each row: committed positions of its sequence plus its depth in the tree. A row
+    /// one position before its root sees all committed positions and no row.
     pub positions: &'a [u32],
     /// Row of the parent, always smaller than the row; [`NO_PARENT`] for a root
     pub parents: &'a [u32],
-    /// Rows whose logits are wanted
+    /// Rows with requested logits
     pub selected: &'a [u32],
-    /// Rows to commit, each behind its parent
+    /// Rows to commit, each after its parent
     pub path: &'a [u32],
-    /// Row of the tree's root. Rows of one tree stand together.
+    /// Row of the tree's root. Rows of one tree are contiguous.
     pub roots: &'a [u32],
-    /// The sequence whose pages the row sees
+    /// Sequence of each row; selects its page table
     pub sequences: &'a [u32],
-    /// How many of a row's largest logits are wanted, where lists of them are
+    /// Number of largest logits requested per row, if lists of them are read
     pub n_best: u32,
-    /// Tokens that such a list may name
+    /// Upper bound of token ids in these lists
     pub usable: u32,
     /// Page tables, see [`KvLayer::page`](super::KvLayer::page)
     pub tables: &'a [u32],
@@ -119,42 +121,42 @@ impl StepView<'_> {
         }
     }
 
-    /// Whether each row's parent is the row before it, or it has none.
+    /// Returns whether each row's parent is the row before it, or the row is a root.
     pub fn is_chain(&self) -> bool {
         self.parents.iter().enumerate().all(|(i, p)| *p == NO_PARENT || *p + 1 == i as u32)
     }
 
-    /// The last row of the image that a live row belongs to.
+    /// Returns the last row of the image that a live row belongs to.
     #[inline(always)]
     pub fn image_end(&self, row: usize) -> Option<usize> {
         self.tokens[row].checked_sub(FIRST_PLACE).map(|end| end as usize)
     }
 
-    /// Whether a live row is one of an image.
+    /// Returns whether a live row belongs to an image.
     pub fn has_images(&self) -> bool {
         self.tokens[self.first..].iter().any(|token| is_place(*token))
     }
 
-    /// How many trees there are.
+    /// Returns the number of trees.
     pub fn trees(&self) -> usize {
         self.parents.iter().filter(|p| **p == NO_PARENT).count()
     }
 
-    /// The rows of a tree that the row belongs to, as far as the step goes.
+    /// Returns the rows from the root of the row's tree to the end of the tree.
     pub fn tree(&self, row: usize) -> std::ops::Range<usize> {
         let root = self.roots[row];
         let rest = &self.roots[row..];
         root as usize..row + rest.iter().position(|r| *r != root).unwrap_or(rest.len())
     }
 
-    /// Committed positions of the row's sequence.
+    /// Returns the number of committed positions of the row's sequence.
     #[inline(always)]
     pub fn base(&self, row: usize) -> usize {
         self.positions[self.roots[row] as usize] as usize
     }
 
-    /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how
-    /// many: none for a row in front of its root.
+    /// Writes the rows from the root to `row`, both included, into `path` by depth. Returns their
+    /// number; 0 for a row before its root.
     #[inline(always)]
     pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {
         let n = self.positions[row] as usize + 1 - self.base(row);
@@ -168,7 +170,7 @@ impl StepView<'_> {
     }
 }
 
-/// The roots of rows with these parents.
+/// Returns the root row of each row with these parents.
 pub fn roots(parents: &[u32]) -> Vec<u32> {
     let mut roots: Vec<u32> = Vec::with_capacity(parents.len());
     for (row, parent) in parents.iter().enumerate() {

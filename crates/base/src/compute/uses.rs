@@ -1,4 +1,4 @@
-//! The buffers and weights that an operation names, in one list.
+//! Lists the buffers and weights that an operation uses.
 
 use super::act::Act;
 use super::cache::KvLayer;
@@ -8,26 +8,26 @@ use super::op::{
 };
 use super::operand::{BufferId, RowSet, WeightId};
 
-/// A name in an operation, to be read or replaced.
+/// An operand of an operation, to be read or replaced.
 #[derive(Debug)]
 pub enum Use<'a> {
     Weight(&'a mut WeightId),
     /// A buffer that is read.
     Read(&'a mut BufferId),
-    /// A buffer whose live rows are written; nothing of what was there is needed.
+    /// A buffer with live rows that are overwritten; their old content is not read.
     Write(&'a mut BufferId),
-    /// A buffer that is changed in place, or written in part.
+    /// A buffer that is changed in place, or partly written.
     Change(&'a mut BufferId),
 }
 
 impl Op {
-    /// Shows every name to `f`, each place once. Destructured without `..` where that is possible,
-    /// so that no new field is forgotten.
+    /// Calls `f` for every operand, once each. Structs are destructured without `..` if possible,
+    /// so that a new field cannot be forgotten.
     pub fn uses(&mut self, f: &mut dyn FnMut(Use<'_>)) {
         match self {
             Op::Embed(Embed { table, scale: _, out }) => {
                 f(Use::Weight(table));
-                // Rows of images are there.
+                // The buffer already holds the rows of images.
                 f(Use::Change(out));
             }
             Op::Concat(Concat { left, right, dim: _, out }) => {
@@ -35,8 +35,7 @@ impl Op {
                 f(Use::Write(out));
             }
             Op::Norm(Norm { x, add, scale: _, w, eps: _, dim: _, out, rows }) => {
-                // Only a norm that adds to the residual stream writes it, and not for selected
-                // rows.
+                // The norm writes `x` only if it adds to the residual stream of all rows.
                 f(if add.is_some() && *rows == RowSet::All {
                     Use::Change(x)
                 } else {
@@ -101,7 +100,7 @@ impl Op {
         }
     }
 
-    /// Some weight of the operation, if it has one.
+    /// Returns a weight of the operation, if it has one.
     pub fn weight(&self) -> Option<WeightId> {
         match self {
             Op::Embed(embed) => Some(embed.table),
@@ -147,7 +146,7 @@ fn prepared(act: &mut Act, f: &mut dyn FnMut(&mut BufferId)) {
     [values, scales, sums].into_iter().for_each(f);
 }
 
-/// A layer's cache and scratch rows: changed a few positions at a time.
+/// Lists a layer's cache and scratch buffers. They change a few positions at a time.
 fn cache(kv: &mut KvLayer, f: &mut dyn FnMut(Use<'_>)) {
     let KvLayer {
         format: _,

@@ -1,21 +1,21 @@
-//! Pages with reference counts, and the lists of pages that sequences consist of.
+//! Reference-counted pages, and the page lists of sequences.
 //!
-//! A pool has the pages of all layers that keep equally many: page 7 is page 7 of each of them.
-//! Only the newest page of a list is ever written, and only while nobody else has it; so full pages
-//! can be shared without a copy. A page that nobody holds any more is free again.
+//! A pool holds the pages of all layers with the same page count: page 7 means page 7 of each of
+//! these layers. Only the newest page of a list is written, and only while it has one owner. Full
+//! pages are therefore shared without a copy. A page without owners is free.
 
 use super::{PAGE, Pages};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Numbers of the free pages; the last one is taken next.
+/// Ids of the free pages; the last one is allocated next.
 type Free = Arc<Mutex<Vec<u32>>>;
 
 fn lock(free: &Free) -> MutexGuard<'_, Vec<u32>> {
     free.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One page, held. It goes back to its pool when the last holder drops it.
+/// An owned page. Dropping the last owner returns it to its pool.
 #[derive(Debug)]
 struct Page {
     id: u32,
@@ -28,7 +28,7 @@ impl Drop for Page {
     }
 }
 
-/// The pages that there are.
+/// All pages of a pool.
 #[derive(Debug)]
 pub struct PagePool {
     free: Free,
@@ -50,28 +50,28 @@ impl PagePool {
     }
 }
 
-/// The pages of a sequence in the layers of one pool, in the order of their positions. A
-/// sliding-window layer has given up the first of them.
+/// The pages of a sequence in the layers of one pool, in the order of their positions.
+///
+/// A sliding-window layer has dropped the oldest ones.
 #[derive(Clone, Debug, Default)]
 pub struct PageList {
-    /// Number of the sequence's first page that the list holds; the pages before it were given up.
+    /// Index in the sequence of the first page that the list holds; older pages were dropped.
     first: usize,
     pages: VecDeque<Arc<Page>>,
 }
 
 impl PageList {
-    /// Returns the page of the pool that is the nth page of the sequence; `None` if the list does
-    /// not hold it.
+    /// Returns the pool's id of the sequence's nth page; `None` if the list does not hold it.
     pub fn page(&self, nth: usize) -> Option<u32> {
         self.pages.get(nth.checked_sub(self.first)?).map(|page| page.id)
     }
 
-    /// Returns all pages held, as (nth of the sequence, page of the pool).
+    /// Returns all pages of the list, as (index in the sequence, id in the pool).
     pub fn iter(&self) -> impl Iterator<Item = (usize, u32)> {
         self.pages.iter().enumerate().map(|(i, page)| (self.first + i, page.id))
     }
 
-    /// Returns whether all pages come from this pool.
+    /// Returns whether all pages belong to this pool.
     pub fn is_of(&self, pool: &PagePool) -> bool {
         self.pages.iter().all(|page| Arc::ptr_eq(&page.free, &pool.free))
     }
@@ -80,9 +80,10 @@ impl PageList {
         self.first + self.pages.len()
     }
 
-    /// Takes pages for all positions before `position`. Gives up the oldest ones, since the layer
-    /// needs no more than `layer.count`. Reports the place of each new page. Returns whether the
-    /// pool had enough.
+    /// Allocates pages for all positions before `position`.
+    ///
+    /// Drops the oldest pages beyond `layer.count`. Reports (index, id) of each new page. Returns
+    /// whether the pool had enough free pages.
     pub fn grow(
         &mut self,
         layer: Pages,
@@ -102,9 +103,10 @@ impl PageList {
         true
     }
 
-    /// Takes a page for the nth of the sequence and returns its place in the pool; `None` where no
-    /// page is free. A page that does not follow the last one replaces all. Gives up pages that no
-    /// query behind the new one sees.
+    /// Allocates the sequence's nth page and returns its id; `None` if no page is free.
+    ///
+    /// If `nth` does not follow the last page, the new page replaces the whole list. Drops pages
+    /// that no query after the new page sees.
     pub fn append(&mut self, nth: usize, layer: Pages, pool: &PagePool) -> Option<u32> {
         if nth != self.end() {
             *self = PageList { first: nth, pages: VecDeque::new() };
@@ -119,8 +121,10 @@ impl PageList {
         Some(id)
     }
 
-    /// Returns whether the list can go back to this many positions. It must have every key that the
-    /// next query sees. A page that would be written from its middle on must have no other holder.
+    /// Returns whether the list can be rolled back to `position` positions.
+    ///
+    /// It must hold every key that the next query sees. A page that would be rewritten from its
+    /// middle must have no other owner.
     pub fn can_return_to(&self, layer: Pages, position: usize) -> bool {
         if position == 0 {
             return true;
@@ -132,7 +136,7 @@ impl PageList {
             && self.pages.get(written.saturating_sub(self.first)).is_none_or(is_own)
     }
 
-    /// Lets go of the pages behind this many positions.
+    /// Drops the pages after the first `position` positions.
     pub fn truncate(&mut self, position: usize) {
         self.pages.truncate(position.div_ceil(PAGE).saturating_sub(self.first));
         if position == 0 {
@@ -140,9 +144,10 @@ impl PageList {
         }
     }
 
-    /// Returns the pages that another sequence needs to go on behind the first `position`
-    /// positions, which are whole pages: all of them, or those that a window still sees. Returns
-    /// `None` if some are not held any more.
+    /// Returns the pages with which another sequence can continue after `position` positions.
+    ///
+    /// `position` is a whole number of pages. These are all pages before it, or those that a window
+    /// still sees. Returns `None` if some were dropped.
     pub fn beginning(&self, layer: Pages, position: usize) -> Option<PageList> {
         if position == 0 {
             return Some(PageList::default());
@@ -206,7 +211,7 @@ mod tests {
         assert_eq!(kept.iter().collect::<Vec<_>>(), [(0, 0), (1, 1)]);
         assert!(kept.is_of(&pool) && !kept.is_of(&PagePool::new(8)));
         drop(list);
-        assert_eq!(pool.free(), 6, "two are still held");
+        assert_eq!(pool.free(), 6, "two still have an owner");
         list = kept.clone();
         // A shared page is never written: the next page is a new one.
         let mut taken = Vec::new();
@@ -215,7 +220,7 @@ mod tests {
         assert!(list.can_return_to(layer, 2 * PAGE) && list.can_return_to(layer, PAGE));
         assert!(!list.can_return_to(layer, 2 * PAGE - 1) && !list.can_return_to(layer, 7));
         drop(kept);
-        assert!(list.can_return_to(layer, 7), "nobody else holds it any more");
+        assert!(list.can_return_to(layer, 7), "it has no other owner");
         list.truncate(7);
         assert_eq!((pool.free(), list.page(0), list.page(1)), (7, Some(0), None));
         let others = grown(layer, &pool, 7 * PAGE);

@@ -1,4 +1,4 @@
-//! The system's allocator, with a limit, and with a note of each refusal: Rust aborts then.
+//! The system's allocator with an optional limit. It notes each refusal, since Rust then aborts.
 
 use super::crash::note_refusal;
 use crate::testing::{self, PAGE, Point};
@@ -9,18 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 pub struct Allocator;
 
 static IS_LIMITED: AtomicBool = AtomicBool::new(false);
-/// Bytes that may still be allocated where there is a limit.
+/// Bytes that may still be allocated, if there is a limit.
 static LEFT: AtomicI64 = AtomicI64::new(0);
 
-/// Refuses allocations beyond so many bytes more than there are now. The limit of a process on Unix
-/// is the system's.
+/// Limits further allocations to `more` bytes in total. On Unix, the system limits the process.
 #[cfg(windows)]
 pub fn limit(more: u64) {
     LEFT.store(more.min(i64::MAX as u64) as i64, Ordering::Relaxed);
     IS_LIMITED.store(true, Ordering::Relaxed);
 }
 
-/// Takes bytes of the limit. Returns `false` where fewer are left.
+/// Subtracts bytes from the limit. Returns `false` if fewer are left.
 fn takes(bytes: usize) -> bool {
     if !IS_LIMITED.load(Ordering::Relaxed) {
         return true;
@@ -32,14 +31,15 @@ fn takes(bytes: usize) -> bool {
     is_left
 }
 
-/// Gives bytes back to the limit.
+/// Adds freed bytes back to the limit.
 fn gives(bytes: usize) {
     if IS_LIMITED.load(Ordering::Relaxed) {
         LEFT.fetch_add(bytes as i64, Ordering::Relaxed);
     }
 }
 
-/// Returns whether a test or the limit refuses an allocation of `size` bytes that takes `more`.
+/// Returns whether a test or the limit refuses an allocation of `size` bytes. `more` is the increase
+/// in allocated bytes.
 fn is_refused(size: usize, more: usize) -> bool {
     (size >= PAGE && testing::fails(Point::Alloc)) || !takes(more)
 }
@@ -51,14 +51,14 @@ fn noted(pointer: *mut u8) -> *mut u8 {
     pointer
 }
 
-// SAFETY: every call goes to the system's allocator with its own arguments and result. Nothing here
-// unwinds or allocates.
+// SAFETY: every call passes its own arguments to the system's allocator and returns its result.
+// Nothing here unwinds or allocates.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_refused(layout.size(), layout.size()) {
             return noted(std::ptr::null_mut());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         noted(unsafe { System.alloc(layout) })
     }
 
@@ -66,13 +66,13 @@ unsafe impl GlobalAlloc for Allocator {
         if is_refused(layout.size(), layout.size()) {
             return noted(std::ptr::null_mut());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         noted(unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         gives(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 
@@ -82,7 +82,7 @@ unsafe impl GlobalAlloc for Allocator {
             return noted(std::ptr::null_mut());
         }
         gives(old.saturating_sub(size));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         noted(unsafe { System.realloc(pointer, layout, size) })
     }
 }

@@ -1,8 +1,8 @@
-//! The operating system, in functions and types that every system can offer.
+//! Operating-system functions and types that every system can provide.
 //!
-//! No other room names the interfaces of one system (`std::os`, `libc`, `rustix`, `signal_hook`,
-//! `windows_sys`), except `npu`, whose driver exists on Linux only. A system is one folder, `unix`
-//! or `windows`, with the same modules:
+//! Only this module uses interfaces of one system (`std::os`, `libc`, `rustix`, `signal_hook`,
+//! `windows_sys`). The exception is `npu`, since its driver exists on Linux only. Each system has
+//! one folder, `unix` or `windows`, with the same modules:
 //!
 //! - `files`: positioned reads, locks, private directories, file identity, free space;
 //! - `machine`: processor, memory and load;
@@ -10,11 +10,11 @@
 //! - `process`: limits and ends of processes;
 //! - `signals`: interrupts, failed writes;
 //! - `sockets`: sockets with a path;
-//! - `terminal`: echo, and the modes that a terminal is left with;
-//! - `crash`: ends of the process that no code returns from;
+//! - `terminal`: echo, and restoring the terminal's modes;
+//! - `crash`: reports of crashes that no code returns from;
 //! - `places`: directories of the user.
 //!
-//! The files beside the folders hold the types that all systems share.
+//! The files next to these folders hold the types that all systems share.
 
 mod allocator;
 mod exit;

@@ -1,31 +1,31 @@
-//! Words and commands of remedies, by system. Commands are for a shell on Unix and for PowerShell
+//! Texts and commands of remedies, per system. Commands are for a shell on Unix and for PowerShell
 //! on Windows.
 
-/// Words and commands of a system.
+/// Texts and commands of one system.
 #[derive(Clone, Copy)]
 pub struct Remedies {
-    /// Directory below `/` with a node of each GPU that has a kernel driver, where the system has
-    /// such nodes.
+    /// Directory below `/` with one node per GPU with a kernel driver, if the system has such
+    /// nodes.
     pub gpu_nodes: Option<&'static str>,
-    /// Brings a Vulkan driver, in one phrase.
+    /// How to install a Vulkan driver, as one phrase.
     pub vulkan_driver: &'static str,
     pub install_vulkan: &'static str,
     pub install_vulkan_commands: &'static [&'static str],
-    /// Shows the processes that hold memory of a GPU, by words or by a command.
+    /// How to list the processes that hold GPU memory, as text or as commands.
     pub gpu_users: &'static str,
     pub gpu_users_commands: &'static [&'static str],
-    /// Whether the kernel has a limit on a GPU's part of the main memory that can be raised.
+    /// Whether the kernel limits a GPU's share of main memory and the limit can be raised.
     pub has_gpu_limit: bool,
     pub largest_processes: &'static str,
     pub unknown_memory: &'static str,
-    /// Variable that the directories of the user are found by.
+    /// Environment variable that locates the user's directories.
     pub home: &'static str,
     pub set_home: &'static str,
-    /// Makes a directory of the user; the path in quotes follows.
+    /// Command that creates a directory owned by the user; the quoted path follows.
     pub own_directory: &'static str,
-    /// Shows the messages of drivers.
+    /// Command that shows driver messages.
     pub system_log: &'static str,
-    /// Lets a driver wait longer for the end of a submission.
+    /// How to make a driver wait longer for the end of a submission.
     pub longer_passes: &'static str,
 }
 

@@ -1,13 +1,13 @@
-//! Weight formats as blocks: everything the program knows of one stands in its row of [`BLOCKS`].
+//! Weight formats as blocks. The row of a block in [`BLOCKS`] holds all its properties.
 //!
-//! A matrix holds the codes of its weights and, beside them, the *side*: what turns the integers of
-//! a group of columns into weights. The columns of a codes' row are packed without gaps, the first
-//! column in the lowest bits. docs/ADDING.md says how a block is added.
+//! A matrix stores the codes of its weights and a *side*: the data that maps the integers of a
+//! group of columns to weights. The codes of a row are packed without gaps, the first column in the
+//! lowest bits. docs/ADDING.md describes how to add a block.
 //!
 //! | code | stored value | real value | bits per weight |
 //! |------|--------------|------------|----------------:|
 //! | f32, f16, bf16 | the float | the float | 32, 16, 16 |
-//! | i8 | q in -127..=127 (-128 too in files of others) | q * scale | 8 |
+//! | i8 | q in -127..=127 (also -128 in GGUF files) | q * scale | 8 |
 //! | i4 | q + 8, q in -8..=7 | q * scale | 4 |
 //! | i2 | c in 0..=3 | (c - 1.5) * scale | 2 |
 //! | i8a | q in 0..=255 | q * scale + min | 8 |
@@ -24,8 +24,8 @@
 //! | iq3_xxs | two points of a grid, signs | q * (d * s) / 4 | 3 |
 //! | iq3_s | two points of a grid, signs | q * (d * s) | 3 |
 //!
-//! The small integers s and m belong to 32 columns in q4_k, q5_k, iq4_xs, iq2_xxs, iq3_xxs and
-//! iq3_s, and to 16 in q2_k, q3_k, q6_k, iq2_xs and iq2_s. [`SideKind`] has their bits.
+//! The small integers s and m apply to 32 columns in q4_k, q5_k, iq4_xs, iq2_xxs, iq3_xxs and
+//! iq3_s, and to 16 in q2_k, q3_k, q6_k, iq2_xs and iq2_s. [`SideKind`] documents their bits.
 
 use super::ggml::{self, BlockCodec, GgmlType};
 use super::grid::{self, Grid};
@@ -33,7 +33,7 @@ use super::integer::{Integer, ScaleRule};
 use super::side::SideKind;
 use super::trellis::Trellis;
 
-/// The name of a block: its index in [`BLOCKS`].
+/// Identifies a block: its index in [`BLOCKS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Code {
     F32,
@@ -41,7 +41,7 @@ pub enum Code {
     I8,
     I4,
     I2,
-    /// int8 with a minimum beside the scale
+    /// int8 with a minimum in addition to the scale
     I8a,
     T2,
     T25,
@@ -63,12 +63,12 @@ pub enum Code {
     Iq2S,
     Iq3Xxs,
     Iq3S,
-    /// The block that tests add, as docs/ADDING.md says.
+    /// The block that tests add, following docs/ADDING.md.
     #[cfg(test)]
     Toy,
 }
 
-/// How many consecutive columns of a row share a scale. Activations are cut into the same groups.
+/// Number of consecutive columns of a row that share a scale. Activations use the same groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Group {
     /// The whole row.
@@ -77,7 +77,7 @@ pub enum Group {
     Cols(u16),
 }
 
-/// A row of the table.
+/// Properties of a block: a row of [`BLOCKS`].
 #[derive(Clone, Copy, Debug)]
 pub struct BlockSpec {
     pub code: Code,
@@ -86,20 +86,20 @@ pub struct BlockSpec {
     /// Bits of eight stored weights, without the side.
     pub bits_of_eight: usize,
     pub values: Values,
-    /// Data of a group of columns beside its codes.
+    /// Data per group of columns in addition to the codes.
     pub side: SideKind,
-    /// The groups that a matrix can have.
+    /// The group sizes that a matrix can have.
     pub groups: &'static [Group],
     /// Expected squared error of Gaussian weights relative to their squares, for each of `groups`.
-    /// Empty where weights are never rounded to the block.
+    /// Empty if weights are never quantised to this block.
     pub distortion: &'static [f64],
-    /// The layout that the CPU's kernels read. `None`: there are no kernels, and the floats become
-    /// f32 when they are loaded.
+    /// The layout that the CPU kernels read. `None`: there are no kernels, and the floats are
+    /// converted to f32 when loaded.
     pub cpu: Option<CpuLayout>,
-    /// Number of its integers in `shaders/include/codes.glsl`. `None`: the GPU has no kernels for
-    /// it.
+    /// Number of this block's integer type in `shaders/include/codes.glsl`. `None`: the GPU has no
+    /// kernels for it.
     pub vulkan: Option<u32>,
-    /// The type of a GGUF file that holds it.
+    /// The GGUF type that stores this block.
     pub ggml: Option<GgmlType>,
 }
 
@@ -107,13 +107,14 @@ pub struct BlockSpec {
 #[derive(Clone, Copy, Debug)]
 pub enum Values {
     Float,
-    /// Integers, which the side turns into weights.
+    /// Integers, which the side maps to weights.
     Integer(Integer),
     /// Paths through a trellis.
     Trellis {
         trellis: Trellis,
-        /// Scale with the least error on a Gaussian, as a multiple of the scale that gives the
-        /// trellis' states the Gaussian's spread. Measured by the search for multipliers.
+        /// Scale with the least error on a Gaussian, as a multiple of the scale at which the
+        /// integers of the trellis have the Gaussian's standard deviation. Measured by the search
+        /// for multipliers.
         gain: f32,
     },
     /// Points of a grid, with signs.
@@ -127,9 +128,9 @@ pub enum CpuLayout {
     Bf16,
     /// Stored codes of this many bits, 2 to 6 or 8.
     Int(u32),
-    /// Octets of a grid.
+    /// Octets of a grid: eight columns each.
     Grid,
-    /// By the index among the trellis codes.
+    /// Trellis codes, by index among them.
     Tiles(usize),
 }
 
@@ -138,7 +139,7 @@ const ROW_OR_GROUP: &[Group] = &[Group::Row, Group::Cols(32), Group::Cols(64), G
 const BY_32: &[Group] = &[Group::Cols(32)];
 const BY_16: &[Group] = &[Group::Cols(16)];
 
-/// One row a block, in the order of [`Code`].
+/// The table of blocks, in the order of [`Code`].
 pub static BLOCKS: [BlockSpec; 26 + cfg!(test) as usize] = [
     BlockSpec {
         ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, split: None }),
@@ -364,7 +365,7 @@ pub static BLOCKS: [BlockSpec; 26 + cfg!(test) as usize] = [
 const SEARCH_I4: ScaleRule =
     ScaleRule::Search { gauss_step: 0.3352, first: 4.0, step: 0.25, steps: 24, both_signs: true };
 
-/// Floats of `bits` bits, so far without kernels.
+/// A block of floats of `bits` bits, without kernels.
 const fn float(
     code: Code,
     name: &'static str,
@@ -385,7 +386,7 @@ const fn float(
     }
 }
 
-/// Whole integers of `bits` bits from `low` on, in groups of 32.
+/// A block of integers of `bits` bits, from `low` upwards, in groups of 32.
 const fn integer(
     code: Code,
     name: &'static str,
@@ -410,7 +411,7 @@ const fn integer(
     }
 }
 
-/// Indices of the sixteen levels of the IQ4 types.
+/// A block of indices into the sixteen levels of the IQ4 types.
 const fn levels(code: Code, name: &'static str, side: SideKind) -> BlockSpec {
     let values = Values::Integer(Integer {
         bits: 4,
@@ -424,7 +425,7 @@ const fn levels(code: Code, name: &'static str, side: SideKind) -> BlockSpec {
     BlockSpec { values, ..integer(code, name, 4, 0.0, 0, ScaleRule::Stored, side) }
 }
 
-/// Octets of a grid.
+/// A block of octets of a grid.
 const fn points(code: Code, name: &'static str, grid: &'static Grid, side: SideKind) -> BlockSpec {
     BlockSpec {
         bits_of_eight: grid.bits(),
@@ -435,7 +436,7 @@ const fn points(code: Code, name: &'static str, grid: &'static Grid, side: SideK
     }
 }
 
-/// The block of a GGUF type that is only read; `vulkan` is its number on the GPU.
+/// A block that only GGUF files use; `vulkan` is its number on the GPU.
 const fn file(
     groups: &'static [Group],
     vulkan: u32,
@@ -450,7 +451,7 @@ const fn file(
     BlockSpec { groups, vulkan: Some(vulkan), ggml, ..block }
 }
 
-/// A trellis code: each state has two weights.
+/// A trellis block: each state encodes two weights.
 const fn tiles(
     code: Code,
     name: &'static str,
@@ -477,18 +478,18 @@ const _: () = {
     let mut i = 0;
     while i < BLOCKS.len() {
         let block = &BLOCKS[i];
-        assert!(block.code as usize == i, "the rows stand in the order of `Code`");
+        assert!(block.code as usize == i, "rows must have the order of `Code`");
         assert!(block.distortion.is_empty() || block.distortion.len() == block.groups.len());
         assert!(block.cpu.is_some() || (block.vulkan.is_none() && block.ggml.is_some()));
         if let (Some(CpuLayout::Int(8)), Values::Integer(integer)) = (block.cpu, block.values) {
-            assert!(integer.shift == 0.0, "kernels of bytes take whole codes");
+            assert!(integer.shift == 0.0, "kernels for bytes need whole codes");
         }
         i += 1;
     }
 };
 
 impl Code {
-    /// Its row of the table.
+    /// Returns the code's row in the table.
     #[inline(always)]
     pub const fn spec(self) -> &'static BlockSpec {
         &BLOCKS[self as usize]
@@ -499,22 +500,22 @@ impl Code {
         self.spec().bits_of_eight
     }
 
-    /// Returns whether the product with int8 activations is made of exact integers.
+    /// Returns whether products with int8 activations are exact integers.
     pub const fn is_integer(self) -> bool {
         !matches!(self.spec().values, Values::Float)
     }
 
-    /// Returns whether the block only occurs in files, so that no weights are rounded to it.
+    /// Returns whether the block only occurs in files, so that weights are never quantised to it.
     pub const fn is_stored(self) -> bool {
         self.spec().distortion.is_empty()
     }
 
-    /// Returns whether weights are computed from a path through a trellis.
+    /// Returns whether weights are decoded from a path through a trellis.
     pub const fn is_trellis(self) -> bool {
         matches!(self.spec().values, Values::Trellis { .. })
     }
 
-    /// The trellis of a code, if it has one.
+    /// Returns the trellis of a code, if it has one.
     #[inline(always)]
     pub const fn trellis(self) -> Option<Trellis> {
         match self.spec().values {
@@ -523,15 +524,15 @@ impl Code {
         }
     }
 
-    /// Returns whether columns can be coded one after the other, each knowing the errors of the
-    /// columns before it.
+    /// Returns whether columns can be coded one after the other, with feedback of the errors of
+    /// earlier columns.
     pub const fn is_coded_by_columns(self) -> bool {
         let block = self.spec();
         self.is_integer() && matches!(block.side, SideKind::Scale) && !self.is_stored()
     }
 
-    /// The factor of a scale before it meets the integers that kernels take: 1/2 where these are
-    /// doubled.
+    /// Returns the factor between the stored scale and the scale of the kernels' integers: 1/2 if
+    /// the integers are doubled, else 1.
     pub const fn unit(self) -> f32 {
         match self.spec().values {
             Values::Integer(integer) => integer.unit(),

@@ -1,5 +1,5 @@
-//! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
-//! targets of others.
+//! Quantises a matrix a few columns at a time, so that a solver can compensate the errors of coded
+//! columns in the targets of the others.
 
 use super::integer::Integer;
 use super::product::{View, multiply};
@@ -13,15 +13,16 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// A device that does the heavy work of coding. All give the same results, bit for bit.
+/// A device for the heavy work of coding. All devices return the same results, bit for bit.
 pub trait CodingDevice: Debug + Send + Sync {
-    /// Returns how many weights become trellis codes within about a second, on so many threads.
+    /// Returns the number of weights that `threads` threads trellis-code in about a second.
     fn at_once(&self, threads: usize) -> usize {
         threads * (256 << 10)
     }
 
-    /// Finds the best bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the
-    /// integers.
+    /// Finds the best bits of each row of each tile.
+    ///
+    /// `wanted` is `[tiles, 16, 16]` in units of the integers.
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;
 
     /// Computes `c = keep * c + factor * a b`. `c` is row-major with rows `stride` apart.
@@ -39,12 +40,12 @@ pub trait CodingDevice: Debug + Send + Sync {
     }
 }
 
-/// The processor, with the threads of rayon's pool.
+/// The processor with the threads of rayon's pool.
 #[derive(Clone, Copy, Debug)]
 pub struct OnProcessor;
 
 thread_local! {
-    /// An encoder of each code that the thread has met: their tables take longer than a tile.
+    /// The thread's encoder of each code. Building its tables takes longer than coding a tile.
     static ENCODERS: RefCell<Vec<Viterbi>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -65,10 +66,10 @@ impl CodingDevice for OnProcessor {
     }
 }
 
-/// Columns that are coded at once.
+/// Columns that are coded together.
 pub const BLOCK: usize = TILE;
 
-/// Columns that do not care for each other's errors.
+/// Feedback factor of columns that are independent of each other's errors.
 const IDENTITY: [f32; BLOCK * BLOCK] = {
     let mut c = [0.0; BLOCK * BLOCK];
     let mut i = 0;
@@ -79,21 +80,22 @@ const IDENTITY: [f32; BLOCK * BLOCK] = {
     c
 };
 
-/// A matrix whose codes are being chosen. Behind a Hadamard everything here is: targets, decoded
-/// values, scales.
+/// A matrix during the choice of its codes.
+///
+/// With a Hadamard, all values here are transformed: targets, decoded values and scales.
 pub struct Encoder {
     format: Format,
     /// `None` for trellis codes.
     integer: Option<Integer>,
     rows: usize,
     cols: usize,
-    scales: Vec<f32>, // [rows, groups]: what integers are multiplied by
-    /// Integer codes one a byte `[rows, cols]`; of trellis codes the tiles as they are stored.
+    scales: Vec<f32>, // [rows, groups]: scales of the integers
+    /// Integer codes, one per byte, `[rows, cols]`; for trellis codes the stored tiles.
     codes: Vec<u8>,
 }
 
-/// Best scale of a row of Gaussian-like weights, for formats with one scale a row, in units of
-/// [`Matrix::code`].
+/// Returns the best scale of a row of Gaussian-like weights, for formats with one scale per row, in
+/// units of [`Matrix::code`].
 pub fn row_scale(format: Format, row: &[f32]) -> f32 {
     match format.code.spec().values {
         Values::Trellis { trellis, gain } => {
@@ -102,16 +104,16 @@ pub fn row_scale(format: Format, row: &[f32]) -> f32 {
             f32::max(mean_square.sqrt() as f32 / trellis.deviation() * gain, f32::MIN_POSITIVE)
         }
         Values::Integer(integer) => {
-            let behind = Format { hadamard: true, ..format };
-            scale_for(&integer, behind, row).to_f32() * integer.unit()
+            let rotated = Format { hadamard: true, ..format };
+            scale_for(&integer, rotated, row).to_f32() * integer.unit()
         }
         _ => 1.0,
     }
 }
 
 impl Encoder {
-    /// `scales`: what the integers of each row are multiplied by, `[rows]`; ignored where groups
-    /// have scales, which are chosen by [`Encoder::begin_group`].
+    /// Creates an encoder. `scales` `[rows]` are the scales of each row's integers; ignored if each
+    /// group has scales, which [`Encoder::begin_group`] chooses.
     pub fn new(format: Format, rows: usize, cols: usize, scales: Vec<f32>) -> Result<Encoder> {
         format.check_cols(cols)?;
         ensure!(format.code.is_coded_by_columns(), "{format} is not coded by columns");
@@ -137,8 +139,8 @@ impl Encoder {
         Ok(Encoder { format, integer, rows, cols, scales, codes: vec![0; bytes] })
     }
 
-    /// Chooses the scales of a group of columns, from targets `[rows, group_cols]`. Must come
-    /// before the group's first block.
+    /// Chooses the scales of a group of columns from its targets `[rows, group_cols]`. Must be
+    /// called before the group's first block.
     pub fn begin_group(&mut self, group: usize, targets: &[f32]) {
         let width = self.format.group_cols(self.cols);
         let groups = self.format.groups(self.cols);
@@ -150,8 +152,8 @@ impl Encoder {
         );
     }
 
-    /// Codes the columns of some blocks of 16 from `targets` to `decoded`, both `[rows, 16 *
-    /// blocks]`; trellis codes by `device`, other codes of one block.
+    /// Codes blocks of 16 columns from `targets` into `decoded`, both `[rows, 16 * blocks]`.
+    /// `device` codes trellis codes; other codes allow only one block per call.
     pub fn encode(
         &mut self,
         device: &dyn CodingDevice,
@@ -171,10 +173,11 @@ impl Encoder {
         Ok(())
     }
 
-    /// Codes the columns of a block one by one from the last to the first. The errors of coded
-    /// columns move the targets of the others: `c` is the block's lower triangular factor `[16,
-    /// 16]`, whose column j weighs errors against that of column j. Trellis codes choose all
-    /// columns at once and cannot do this.
+    /// Codes the columns of a block one by one, from the last to the first.
+    ///
+    /// Errors of coded columns adjust the targets of the remaining ones. `c` is the block's lower
+    /// triangular factor `[16, 16]`; its column j weights the errors that adjust column j. Trellis
+    /// codes choose all columns at once and cannot do this.
     pub fn encode_in_turn(
         &mut self,
         block: usize,
@@ -211,7 +214,7 @@ impl Encoder {
     ) -> Result<()> {
         let (tile_bytes, tile_cols) = (trellis.tile_bytes(), self.cols / TILE);
         let (n, width) = (blocks.len(), TILE * blocks.len());
-        // The rows of a last tile that are not there aim at 0.
+        // Rows of the last tile past the end of the matrix have the target 0.
         let mut wanted = vec![0f32; self.rows.next_multiple_of(TILE) * width];
         let of_rows = wanted.par_chunks_mut(TILE * width).zip(targets.par_chunks(TILE * width));
         let of_rows = of_rows.zip(self.scales.par_chunks(TILE)).with_min_len(32usize.div_ceil(n));
@@ -244,8 +247,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns the encoder of a matrix from those of its rows, from top to bottom: whole tiles of
-    /// rows, but for the last.
+    /// Stacks encoders of row ranges vertically. All but the last hold whole tiles of rows.
     pub fn below(parts: Vec<Encoder>) -> Result<Encoder> {
         let first = parts.first().context("a matrix has rows")?;
         let (format, cols) = (first.format, first.cols);
@@ -255,8 +257,8 @@ impl Encoder {
         Ok(Encoder { format, integer: first.integer, rows, cols, scales, codes })
     }
 
-    /// Returns the encoder of a matrix from those of its columns, from left to right.
-    pub fn beside(parts: Vec<Encoder>) -> Result<Encoder> {
+    /// Joins encoders of column ranges from left to right.
+    pub fn side_by_side(parts: Vec<Encoder>) -> Result<Encoder> {
         let first = parts.first().context("a matrix has columns")?;
         let (format, integer, rows) = (first.format, first.integer, first.rows);
         let lines = if integer.is_some() { rows } else { rows.div_ceil(TILE) };
@@ -270,8 +272,8 @@ impl Encoder {
         Ok(Encoder { format, integer, rows, cols, scales, codes })
     }
 
-    /// Returns the matrix, with `scales` `[rows, groups]` in the place of the scales that the codes
-    /// were chosen with.
+    /// Returns the matrix. `scales` `[rows, groups]`, if present, replace the scales that were used
+    /// to choose the codes.
     pub fn finish(self, scales: Option<&[f32]>) -> Result<Matrix<'static>> {
         let Encoder { format, integer, rows, cols, codes, .. } = self;
         let (scales, unit) = (scales.unwrap_or(&self.scales), format.code.unit());
@@ -289,7 +291,7 @@ impl Encoder {
     }
 }
 
-/// Puts matrices of `lines` lines side by side.
+/// Joins matrices of `lines` lines horizontally.
 fn interleaved<T: Copy>(lines: usize, parts: &[&[T]]) -> Vec<T> {
     let line = |i: usize| {
         parts.iter().flat_map(move |part| {
@@ -305,7 +307,7 @@ mod tests {
     use super::super::quantize::{gaussian, quantize};
     use super::*;
 
-    /// Without feedback, columns give what rows give.
+    /// Without feedback, coding by columns and by rows gives the same result.
     #[test]
     fn columns_and_rows_agree() {
         let (rows, cols) = (19, 256);
@@ -338,7 +340,7 @@ mod tests {
             }
             let first = decoded[..BLOCK].to_vec();
             let got = encoder.finish(None).unwrap();
-            // Whole rows of trellis codes get their scales refitted to the codes.
+            // Whole rows of trellis codes have their scales refitted to the codes.
             assert!(
                 got.codes == whole.codes && (got.side == whole.side || format.code.is_trellis()),
                 "{format}"

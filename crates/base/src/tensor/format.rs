@@ -1,5 +1,5 @@
 //! Weight formats: a block (see [`super::block`]), the group of columns that share an element of
-//! its side, and a flag for a Hadamard in front.
+//! its side, and a flag for a Hadamard transform of the input.
 //!
 //! The side is `[rows, elements]`, one element per row, per group of consecutive columns or per
 //! super-block of groups. Trellis codes come in tiles of 16 rows and 16 columns: their rows are
@@ -10,12 +10,13 @@ use anyhow::{Result, bail, ensure};
 use std::fmt;
 use std::str::FromStr;
 
-/// A weight format, spelled like `bf16`, `i8-row`, `i4-g32` or `i4-row+h128`.
+/// A weight format, written as `bf16`, `i8-row`, `i4-g32` or `i4-row+h128`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Format {
     pub code: Code,
     pub group: Group,
-    /// The columns were multiplied by a 128-wide Hadamard block by block, so the input must be too.
+    /// Whether each block of 128 columns was multiplied by a Hadamard matrix. The input then needs
+    /// the same transform.
     pub hadamard: bool,
 }
 
@@ -25,13 +26,13 @@ impl Format {
     pub const I8_ROW: Format = Format { code: Code::I8, group: Group::Row, hadamard: false };
     pub const I8_G32: Format = Format { code: Code::I8, group: Group::Cols(32), hadamard: false };
     pub const I4_G32: Format = Format { code: Code::I4, group: Group::Cols(32), hadamard: false };
-    /// The table of the recipes for a size. The Hadamard spreads the outliers of activations, whose
-    /// rows have one scale.
+    /// Embedding format in the recipes for a target size. The Hadamard spreads the outliers of
+    /// activations, which have one scale per row.
     pub const I8_ROW_H: Format = Format { code: Code::I8, group: Group::Row, hadamard: true };
-    /// The house format: integer codes with one scale a row, behind a Hadamard.
+    /// Default format: integer codes with one scale per row and a Hadamard.
     pub const I4_ROW_H: Format = Format { code: Code::I4, group: Group::Row, hadamard: true };
 
-    /// Every block that there are kernels for, with every group that it takes, without a Hadamard.
+    /// Returns every block with kernels, with each of its group sizes, without a Hadamard.
     pub fn all() -> impl Iterator<Item = Format> {
         BLOCKS.iter().filter(|block| block.cpu.is_some()).flat_map(|block| {
             block.groups.iter().map(|group| Format {
@@ -42,12 +43,12 @@ impl Format {
         })
     }
 
-    /// The formats among [`Format::all`] that weights can be rounded to.
+    /// Returns the formats of [`Format::all`] that weights can be quantised to.
     pub fn written() -> impl Iterator<Item = Format> {
         Format::all().filter(|format| !format.code.spec().distortion.is_empty())
     }
 
-    /// The native format of the weights of a GGUF type; `None` where there is no such type.
+    /// Returns the native format of the weights of a GGUF type; `None` if there is no such type.
     pub fn of_file(code: Code) -> Option<Format> {
         let block = code.spec();
         let group = match block.ggml?.weights {
@@ -57,7 +58,7 @@ impl Format {
         Some(Format { code, group, hadamard: false })
     }
 
-    /// Parses a format that weights can be rounded to.
+    /// Parses a format that weights can be quantised to.
     pub fn parse_written(text: &str) -> Result<Format> {
         let format: Format = text.parse()?;
         let known = Format::known();
@@ -68,7 +69,7 @@ impl Format {
         Ok(format)
     }
 
-    /// Names of all formats that weights can be rounded to, for messages.
+    /// Lists all formats that weights can be quantised to, for messages.
     fn known() -> String {
         let mut words: Vec<String> = Vec::new();
         for format in Format::written() {
@@ -80,15 +81,17 @@ impl Format {
         words.join(", ")
     }
 
-    /// Expected squared error of Gaussian weights relative to their squares; 0 for formats that
-    /// weights are never rounded to. Without a Hadamard real weights fare worse.
+    /// Returns the expected squared error of Gaussian weights relative to their squares.
+    ///
+    /// 0 for formats that weights are never quantised to. Without a Hadamard, real weights have
+    /// larger errors.
     pub fn distortion(self) -> f64 {
         let block = self.code.spec();
         let place = block.groups.iter().position(|group| *group == self.group);
         block.distortion.get(place.unwrap_or(0)).copied().unwrap_or(0.0)
     }
 
-    /// Scales in one row of `cols` columns; 0 for float codes.
+    /// Returns the number of scales in one row of `cols` columns; 0 for float codes.
     pub fn groups(self, cols: usize) -> usize {
         match (self.code.is_integer(), self.group) {
             (false, _) => 0,
@@ -97,7 +100,7 @@ impl Format {
         }
     }
 
-    /// Columns that share a scale in a row of `cols` columns.
+    /// Returns the number of columns that share a scale in a row of `cols` columns.
     pub fn group_cols(self, cols: usize) -> usize {
         match self.group {
             Group::Row => cols,
@@ -105,44 +108,44 @@ impl Format {
         }
     }
 
-    /// Bytes of the side of one row.
+    /// Returns the bytes of one row's side.
     pub fn row_side(self, cols: usize) -> usize {
         let side = self.code.spec().side;
         self.groups(cols) / side.groups() * side.bytes()
     }
 
-    /// Rows whose codes cannot be told apart: a tile's for trellis codes, else 1.
+    /// Returns the rows that are stored together: a tile's for trellis codes, else 1.
     pub fn block_rows(self) -> usize {
         if self.code.is_trellis() { super::trellis::TILE } else { 1 }
     }
 
-    /// Rows that are stored for `rows` rows: whole blocks.
+    /// Returns `rows` rounded up to whole blocks of rows.
     pub fn stored_rows(self, rows: usize) -> usize {
         rows.next_multiple_of(self.block_rows())
     }
 
-    /// Bytes of the codes of one row; of trellis codes, a sixteenth of its tiles.
+    /// Returns the bytes of one row's codes; for trellis codes, a sixteenth of its tiles.
     pub fn row_bytes(self, cols: usize) -> usize {
         cols * self.code.bits_of_eight() / 64
     }
 
-    /// Shape of the tensor of codes: blocks of rows, and their bytes.
+    /// Returns the shape of the tensor of codes: blocks of rows, and bytes per block.
     pub fn codes_shape(self, rows: usize, cols: usize) -> [usize; 2] {
         let n = self.block_rows();
         [rows.div_ceil(n), n * self.row_bytes(cols)]
     }
 
-    /// Columns of a row of this many bytes of codes (as in [`Format::codes_shape`]).
+    /// Returns the columns of a row, given the bytes of a block of rows ([`Format::codes_shape`]).
     pub fn cols_of(self, block_bytes: usize) -> usize {
         block_bytes / self.block_rows() * 64 / self.code.bits_of_eight()
     }
 
-    /// Bytes of codes and side of a whole matrix.
+    /// Returns the bytes of codes and side of a whole matrix.
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
         self.stored_rows(rows) * self.row_bytes(cols) + rows * self.row_side(cols)
     }
 
-    /// Refuses widths that the format cannot cut evenly.
+    /// Fails for widths that the format cannot divide evenly.
     pub fn check_cols(self, cols: usize) -> Result<()> {
         let group = match self.group {
             Group::Cols(g) => g as usize * self.code.spec().side.groups(),

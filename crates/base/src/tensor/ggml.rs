@@ -1,4 +1,5 @@
-//! How GGUF files store blocks: the side among the codes, and the codes in an order of their own.
+//! GGUF's storage of blocks: the side is interleaved with the codes, and codes have their own
+//! order.
 //!
 //! | type | weights | bytes | value |
 //! |------|--------:|------:|-------|
@@ -19,8 +20,8 @@
 //! | IQ3_XXS | 256 | 98 | d (2 s + 1) / 4 grid(q), with 4-bit s for each 32 weights |
 //! | IQ3_S | 256 | 110 | d (2 s + 1) grid(q), with 4-bit s for each 32 weights |
 //!
-//! d and m are f16. A function for each type splits a block into codes and the side; all else reads
-//! the table. Integers are given one a byte in the order of the columns, octets of a grid packed.
+//! d and m are f16. One function per type splits a block into codes and side; all other code reads
+//! the table. Integers are unpacked to one per byte in column order; octets of a grid stay packed.
 //! Source: ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
 
 use super::integer::pack;
@@ -32,10 +33,10 @@ pub const WEIGHTS: usize = 256;
 pub const IQ4_LEVELS: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// A type of GGUF file.
+/// A type of a GGUF file.
 #[derive(Clone, Copy, Debug)]
 pub struct GgmlType {
-    /// Its name there.
+    /// Its name in GGUF.
     pub name: &'static str,
     /// Weights of one block, 1 for plain floats.
     pub weights: usize,
@@ -45,21 +46,21 @@ pub struct GgmlType {
     pub split: Option<BlockCodec>,
 }
 
-/// How a block is taken apart and, where such files are written, put together.
+/// Functions that split a block and, if such files are written, join it.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockCodec {
     pub open: OpenBlock,
     pub close: Option<CloseBlock>,
 }
 
-/// Joins stored codes, one a byte, and the side to a block.
+/// Joins stored codes, one per byte, and the side into a block.
 pub type CloseBlock = fn(codes: &[u8], side: &[u8], block: &mut [u8]);
 
-/// Splits a block into stored codes, integers one a byte and octets packed, and the side.
+/// Splits a block into its codes and its side. Integers become one per byte; octets stay packed.
 pub type OpenBlock = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);
 
 impl GgmlType {
-    /// Bytes of `n` weights, whole blocks.
+    /// Returns the bytes of `n` weights, which are whole blocks.
     pub fn bytes_of(&self, n: usize) -> usize {
         n / self.weights * self.bytes
     }
@@ -123,7 +124,7 @@ pub fn open_q6_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
     side[..2].copy_from_slice(&block[208..]);
     side[2..].copy_from_slice(&block[192..208]);
     let (lows, highs) = (&block[..128], &block[128..192]);
-    // A quarter of half a block shares shifts and neighbouring bytes.
+    // Codes of one quarter of half a block share their shifts and are in neighbouring bytes.
     for (i, codes) in codes.chunks_exact_mut(32).enumerate() {
         let (half, quarter) = (i / 4, i % 4);
         let (low, high) = (&lows[64 * half + 32 * (quarter % 2)..], &highs[32 * half..]);
@@ -201,14 +202,14 @@ pub fn open_iq3_s(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
     pack(26, (0..32).map(octet), codes);
 }
 
-/// The 4-bit scales above the signs of groups of 32 weights.
+/// Extracts the 4-bit scales from the bits above the signs of each group of 32 weights.
 fn scales_of_signs(signs: impl Fn(usize) -> u32, scales: &mut [u8]) {
     for (i, byte) in scales.iter_mut().enumerate() {
         *byte = (signs(2 * i) >> 28 | signs(2 * i + 1) >> 28 << 4) as u8;
     }
 }
 
-/// The dword at byte `at`.
+/// Reads the little-endian u32 at byte `at`.
 #[inline(always)]
 fn dword(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

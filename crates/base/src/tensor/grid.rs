@@ -1,23 +1,23 @@
-//! Weights as points of a grid: eight columns, an *octet*, are one integer. Its low bits are the
-//! index of a point of eight coordinates, or two indices of points of four; the high bits are
-//! signs.
+//! Weights as points of a grid. An *octet* is one integer that encodes eight columns. Its low bits
+//! are the index of a point of eight coordinates, or two indices of points of four. Its high bits
+//! are signs.
 
 use super::grids;
 
-/// How the octets of a type are read.
+/// Octet encoding of a type.
 #[derive(Debug)]
 pub struct Grid {
     /// Bits of an index.
     pub index_bits: u32,
     /// Indices of an octet.
     pub indices: u32,
-    /// 8, or 7 where an even number of weights is negative.
+    /// 8, or 7 if the number of negative weights is always even.
     pub sign_bits: u32,
-    /// Factor of a scale.
+    /// Factor of the scale.
     pub unit: f32,
-    /// Places of coordinates among their values; see [`grids`].
+    /// Indices of coordinates into their values; see [`grids`].
     pub places: &'static [u16],
-    /// The same four coordinates at a time, a byte each.
+    /// The coordinates themselves, four per word, one byte each.
     fours: &'static [u32],
 }
 
@@ -43,7 +43,7 @@ pub static IQ3_S: Grid = {
     two(9, 8, 1.0, &grids::IQ3_S, &FOURS)
 };
 
-/// Octets with the index of one point.
+/// Grid with one point index per octet.
 const fn one(
     index_bits: u32,
     sign_bits: u32,
@@ -53,7 +53,7 @@ const fn one(
     Grid { index_bits, indices: 1, sign_bits, unit: 0.125, places, fours }
 }
 
-/// Octets with the indices of two points.
+/// Grid with two point indices per octet.
 const fn two(
     index_bits: u32,
     sign_bits: u32,
@@ -64,7 +64,7 @@ const fn two(
     Grid { index_bits, indices: 2, sign_bits, unit, places, fours }
 }
 
-/// Replaces the places of a grid by values.
+/// Replaces the coordinate indices of a grid by their values.
 const fn fours<const N: usize, const M: usize>(places: &[u16; N], values: &[u8]) -> [u32; M] {
     let (mut fours, bits, mut i) = ([0; M], 4 * N / M, 0);
     while i < 4 * M {
@@ -81,7 +81,8 @@ impl Grid {
         (self.index_bits * self.indices + self.sign_bits) as usize
     }
 
-    /// Reads an octet of packed ones, which are at least 32 bits. Higher bits are of the next one.
+    /// Reads an octet from a row of packed octets of at least 32 bits. Bits above it belong to the
+    /// next one.
     #[inline(always)]
     pub fn octet(&self, packed: &[u8], octet: usize) -> u32 {
         let first = octet * self.bits();
@@ -90,7 +91,7 @@ impl Grid {
         u32::from_le_bytes(dword) >> (first - 8 * at)
     }
 
-    /// Returns the integers of an octet that kernels take, as signed bytes.
+    /// Returns the integers of an octet for the kernels, as signed bytes.
     #[inline(always)]
     pub fn open(&self, octet: u32) -> [u32; 2] {
         let index = octet & ((1 << self.index_bits) - 1);
@@ -101,25 +102,25 @@ impl Grid {
         };
         let last = match self.sign_bits {
             8 => signs >> 7,
-            // Bit i is the parity of i.
+            // Bit i of the constant is the parity of i.
             _ => 0x6996 >> ((signs ^ signs >> 4 & 7) & 15),
         };
         let signs = [signs & 15, signs >> 4 & 7 | (last & 1) << 3];
         std::array::from_fn(|half| {
             let negative = signs[half].wrapping_mul(0x0020_4081) & 0x0101_0101;
-            // No coordinate is zero, so nothing is carried.
+            // No coordinate is zero, so the additions do not carry.
             (self.fours[places[half] as usize] ^ (negative * 255)) + negative
         })
     }
 
-    /// Returns the integer that kernels take for column `col` of a row of packed octets.
+    /// Returns the kernels' integer for column `col` of a row of packed octets.
     #[inline(always)]
     pub fn at(&self, row: &[u8], col: usize) -> i32 {
         let four = self.open(self.octet(row, col / 8))[col / 4 % 2];
         four.to_le_bytes()[col % 4] as i8 as i32
     }
 
-    /// Root of the mean square of the grid's coordinates.
+    /// Returns the root mean square of the grid's coordinates.
     pub fn deviation(&self) -> f32 {
         let squares = self.fours.iter().flat_map(|four| four.to_le_bytes());
         let sum: f32 = squares.map(|value| (value as f32).powi(2)).sum();
@@ -133,7 +134,7 @@ mod tests {
     use crate::tensor::Values;
     use crate::tensor::block::BLOCKS;
 
-    /// The integers of an octet, one bit after the other.
+    /// Decodes the integers of an octet bit by bit.
     fn slowly(grid: &Grid, octet: u64) -> [i32; 8] {
         let each = grid.index_bits;
         let signs = octet >> (each * grid.indices) & ((1 << grid.sign_bits) - 1);
@@ -150,7 +151,7 @@ mod tests {
         })
     }
 
-    /// Octets of all indices and many signs are read back from any place of a row.
+    /// Octets of all indices and many signs are read back from any offset in a row.
     #[test]
     fn octets_are_read_wherever_they_stand() {
         let mut grids = 0;

@@ -1,6 +1,6 @@
-//! The grids of the IQ2 and IQ3 types: the places of a point's coordinates among their values, the
-//! first coordinate lowest, 2 bits each of eight coordinates or 4 bits each of four.
-//! `scripts/golden/blocks.py --grids` prints them from ggml's own.
+//! The grids of the IQ2 and IQ3 types: indices of a point's coordinates into their values, the
+//! first coordinate in the lowest bits. Points of eight coordinates use 2 bits each, points of four
+//! use 4 bits each. `scripts/golden/blocks.py --grids` prints them from ggml's tables.
 
 pub static IQ2_XXS: [u16; 256] = [
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041,

@@ -1,10 +1,10 @@
-//! The 128-wide orthonormal Hadamard transform (Sylvester order) behind random signs, applied to
-//! consecutive blocks of a row.
+//! The 128-wide orthonormal Hadamard transform (Sylvester order) after a random change of signs,
+//! applied to consecutive blocks of a row.
 //!
-//! `H[i][j] = (-1)^popcount(i & j) / sqrt(128)` is symmetric and its own inverse. Column `c` first
-//! changes its sign where [`signs`] says so, because weights or inputs of one sign would otherwise
-//! pile up in the first column of a block. Weights and inputs that both pass through it keep their
-//! dot product and look Gaussian, so one scale a row serves nearly as well as one a group.
+//! `H[i][j] = (-1)^popcount(i & j) / sqrt(128)` is symmetric and its own inverse. The signs of
+//! columns are changed first, see [`signs`]: otherwise weights or inputs of one sign would
+//! accumulate in the first column of a block. Weights and inputs that are both transformed keep
+//! their dot product. They look Gaussian, so one scale per row is nearly as good as one per group.
 
 /// Columns in one block.
 pub const WIDTH: usize = 128;
@@ -12,9 +12,10 @@ pub const WIDTH: usize = 128;
 /// 1 / sqrt(128).
 pub const SCALE: f32 = 0.088_388_35;
 
-/// Signs of columns `32 * word .. 32 * word + 32`, the first in the lowest bit; a set bit means
-/// minus. A fixed hash of the word's number, so that every matrix, device and file agrees without
-/// storing it.
+/// Returns the signs of columns `32 * word .. 32 * word + 32`, the first in the lowest bit; a set
+/// bit means minus.
+///
+/// A fixed hash of `word`, so that every matrix, device and file agrees without storing it.
 #[inline(always)]
 pub const fn signs(word: u32) -> u32 {
     let mut x = word.wrapping_add(1).wrapping_mul(0x9e37_79b9);
@@ -23,7 +24,7 @@ pub const fn signs(word: u32) -> u32 {
     x ^ x >> 15
 }
 
-/// Changes the signs of a row whose first column is column `first` of its matrix.
+/// Changes the signs of a row that starts at column `first` of its matrix.
 #[inline(always)]
 fn flip(row: &mut [f32], first: usize) {
     for (word, values) in row.chunks_mut(32).enumerate() {
@@ -34,14 +35,14 @@ fn flip(row: &mut [f32], first: usize) {
     }
 }
 
-/// Signs, then the transform of every 128-wide block, in place. `row.len()` must be a multiple of
-/// 128.
+/// Applies the signs and transforms every 128-wide block, in place. `row.len()` must be a multiple
+/// of 128.
 #[inline(always)]
 pub fn transform(row: &mut [f32]) {
     transform_at(row, 0);
 }
 
-/// The same for columns `first..` of a longer row; `first` must be a multiple of 128.
+/// Like [`transform`], for columns `first..` of a longer row; `first` must be a multiple of 128.
 #[inline(always)]
 pub fn transform_at(row: &mut [f32], first: usize) {
     assert!(first.is_multiple_of(WIDTH));
@@ -56,8 +57,10 @@ pub fn inverse(row: &mut [f32]) {
     flip(row, 0);
 }
 
-/// The butterfly order is part of the format: every version of this kernel adds in this order, so
-/// results are bit-identical.
+/// Applies the butterflies of each block.
+///
+/// Their order is part of the format: every version of this kernel adds in this order, so results
+/// are bit-identical.
 #[inline(always)]
 fn butterflies(row: &mut [f32]) {
     assert!(row.len().is_multiple_of(WIDTH));

@@ -1,41 +1,43 @@
-//! Weights as integers of their own: how they are stored, and how a scale is chosen for them.
+//! Integer formats: how integers are stored, and how a scale is chosen for them.
 
-/// Integers of at most 8 bits: `c + zero`, cut to `bits` bits, is stored and stands for
-/// `c - shift`.
+/// An integer format of at most 8 bits.
+///
+/// The stored code is `c + zero`, truncated to `bits` bits. It represents `c - shift`.
 #[derive(Clone, Copy, Debug)]
 pub struct Integer {
     pub bits: u32,
-    /// Smallest and largest `c` that weights are rounded to.
+    /// Smallest and largest `c` that weights are quantised to.
     pub low: f32,
     pub high: f32,
-    /// 0, or a number of halves such that no code is zero. Then kernels take `2 (c - shift)`, which
-    /// is whole.
+    /// 0, or an odd number of halves, in which case no code represents zero and kernels use the
+    /// whole number `2 (c - shift)`.
     pub shift: f32,
     pub zero: i32,
     pub scale: ScaleRule,
-    /// The integers of stored codes where they are not evenly spaced.
+    /// The integers of stored codes if they are not evenly spaced.
     pub levels: Option<&'static [i8; 16]>,
 }
 
-/// How the side is chosen for a group of weights.
+/// Rule for choosing the side of a group of weights.
 #[derive(Clone, Copy, Debug)]
 pub enum ScaleRule {
     /// The largest weight gets the largest code.
     Largest,
     /// The smallest weight is the minimum, the largest weight gets the largest code.
     Range,
-    /// A search over the largest weight divided by `first`, `first + step`, and so on. Behind a
-    /// Hadamard, with a scale a row, the weights' spread times `gauss_step` instead: the step of
-    /// the uniform quantiser of a unit Gaussian with the least squared error (Max 1960).
+    /// Search over the largest weight divided by `first`, `first + step`, and so on. With a
+    /// Hadamard and one scale per row, the scale is the weights' standard deviation times
+    /// `gauss_step` instead: the step of the optimal uniform quantiser of a unit Gaussian (Max
+    /// 1960).
     Search {
         gauss_step: f32,
         first: f32,
         step: f32,
         steps: u16,
-        /// Negative scales too: an asymmetric range has one more code on one side.
+        /// Also tries negative scales: an asymmetric range has one more code on one side.
         both_signs: bool,
     },
-    /// The block only occurs in files: no weight is rounded to it.
+    /// The block only occurs in files: no weight is quantised to it.
     Stored,
 }
 
@@ -46,7 +48,7 @@ impl Integer {
         if self.shift == 0.0 { 1.0 } else { 0.5 }
     }
 
-    /// Returns the integer that kernels take for column `col` of a row of packed codes.
+    /// Returns the kernels' integer for column `col` of a row of packed codes.
     #[inline(always)]
     pub fn at(&self, row: &[u8], col: usize) -> i32 {
         let (first, part) = (col * self.bits as usize / 8, col * self.bits as usize % 8);
@@ -57,7 +59,7 @@ impl Integer {
         self.value((stored & ((1 << self.bits) - 1)) as u8)
     }
 
-    /// Returns the integer that kernels take for a stored code.
+    /// Returns the kernels' integer for a stored code.
     #[inline(always)]
     pub fn value(&self, stored: u8) -> i32 {
         if let Some(levels) = self.levels {
@@ -68,7 +70,7 @@ impl Integer {
         if self.shift == 0.0 { c } else { 2 * c - (2.0 * self.shift) as i32 }
     }
 
-    /// Packs stored codes, given one a byte, a whole number of bytes' worth.
+    /// Packs stored codes, given one per byte. They must fill whole bytes.
     #[inline]
     pub fn pack(&self, codes: &[u8], out: &mut [u8]) {
         assert_eq!(codes.len() * self.bits as usize, out.len() * 8);
@@ -82,19 +84,19 @@ impl Integer {
         }
     }
 
-    /// Returns the number that kernels subtract from integers that are never negative. The
-    /// difference has the range of signed integers of as many bits.
+    /// Returns the number that kernels subtract from non-negative integers. The difference has the
+    /// range of signed integers of the same width.
     pub const fn bias(&self) -> i32 {
         if self.low == 0.0 && self.shift == 0.0 { 1 << (self.bits - 1) } else { 0 }
     }
 
-    /// The stored code where the scale is zero, so that any code decodes to zero.
+    /// Returns the stored code for a scale of zero, for which any code decodes to zero.
     pub fn zero_code(&self) -> u8 {
         (self.shift as i32 + self.zero) as u8
     }
 }
 
-/// Packs codes of `bits` bits without gaps, the first one lowest, a whole number of bytes' worth.
+/// Packs codes of `bits` bits without gaps, the first one lowest. They must fill whole bytes.
 #[inline]
 pub fn pack(bits: usize, mut codes: impl Iterator<Item = u32>, out: &mut [u8]) {
     let (mut left, mut n) = (0u64, 0);
@@ -113,7 +115,7 @@ mod tests {
     use crate::tensor::Values;
     use crate::tensor::block::BLOCKS;
 
-    /// Every code of every integer format survives its packing, wherever in a byte it stands.
+    /// Every code of every integer format is read back after packing, at any bit offset.
     #[test]
     fn packed_integers_are_read_back() {
         for spec in &BLOCKS {

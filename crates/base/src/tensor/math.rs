@@ -1,8 +1,8 @@
-//! Float primitives with a fixed order of operations, so that every kernel built from them gives
+//! Float primitives with a fixed order of operations, so that every kernel built from them returns
 //! the same bits.
 //!
-//! Sums run in 16 lanes (lane = index mod 16) and fold in halves. Compiled with any vector width
-//! the result is the same: lanes never mix before the fold, and every multiply-add is fused.
+//! Sums use 16 lanes (lane = index mod 16), which are then folded in halves. The result is the same
+//! for any vector width: lanes never mix before the fold, and every multiply-add is fused.
 
 /// Lanes of every blocked sum.
 pub const LANES: usize = 16;
@@ -20,7 +20,7 @@ pub fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Sum of squares of a row.
+/// Returns the sum of squares of a row.
 #[inline(always)]
 pub fn sum_squares(x: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -36,21 +36,22 @@ pub fn sum_squares(x: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// 1 / sqrt(mean square + eps): what RMSNorm multiplies by. NaN where the sum of squares is not
-/// finite: its inverse would turn the row into zeros.
+/// Returns 1 / sqrt(mean square + eps), the factor of RMSNorm.
+///
+/// NaN if the sum of squares is not finite, because its inverse would turn the row into zeros.
 #[inline(always)]
 pub fn inv_rms(x: &[f32], eps: f32) -> f32 {
     let mean = sum_squares(x) / x.len() as f32 + eps;
     if mean.is_finite() { 1.0 / mean.sqrt() } else { f32::NAN }
 }
 
-/// Bits of the magnitude of a float. Infinity is above all numbers, and NaN above infinity.
+/// Returns the bits of a float's magnitude. Infinity is above all numbers, and NaN above infinity.
 #[inline(always)]
 pub fn magnitude(v: f32) -> u32 {
     v.to_bits() & 0x7fff_ffff
 }
 
-/// Largest magnitude in a row; exact in any order. NaN if the row has a NaN.
+/// Returns the largest magnitude in a row; exact in any order. NaN if the row has a NaN.
 #[inline(always)]
 pub fn max_abs(x: &[f32]) -> f32 {
     let mut lanes = [0u32; LANES];
@@ -63,7 +64,7 @@ pub fn max_abs(x: &[f32]) -> f32 {
     f32::from_bits(rest.iter().map(|v| magnitude(*v)).chain(lanes).fold(0, u32::max))
 }
 
-/// Largest number of a row; NaN if the row has a NaN or an infinity.
+/// Returns the largest number of a row; NaN if the row has a NaN or an infinity.
 #[inline(always)]
 pub fn max_finite(x: &[f32]) -> f32 {
     let mut lanes = [f32::MIN; LANES];
@@ -77,16 +78,18 @@ pub fn max_finite(x: &[f32]) -> f32 {
     if max_abs(x).is_finite() { max } else { f32::NAN }
 }
 
-/// Size of floats that become integers with a common factor: their largest magnitude, as far as a
-/// factor can be made of it. The only place that divides by a maximum.
+/// Largest magnitude of floats that are quantised with a common factor.
+///
+/// Handles maxima from which no finite factor can be computed. The only place that divides by a
+/// maximum.
 #[derive(Clone, Copy, Debug)]
-pub struct Scale(f32); // 0, a number from LEAST on, or NaN
+pub struct Scale(f32); // 0, a number of at least LEAST, or NaN
 
 impl Scale {
-    /// Smallest maximum with codes other than 0. Its inverse, times the largest code, is finite.
+    /// Smallest maximum with nonzero codes. Its inverse times the largest code is finite.
     const LEAST: f32 = 1e-30;
 
-    /// Returns the scale of floats with this [`max_abs`]: NaN if the maximum is not finite.
+    /// Returns the scale of floats with this [`max_abs`]; NaN if the maximum is not finite.
     #[inline(always)]
     pub fn of(max: f32) -> Scale {
         Scale(match max.is_finite() {
@@ -96,26 +99,27 @@ impl Scale {
         })
     }
 
-    /// Returns whether there are codes. Otherwise all codes are 0, and a step is 0 or NaN.
+    /// Returns whether codes can be nonzero. Otherwise all codes are 0, and the step is 0 or NaN.
     #[inline(always)]
     pub fn has_codes(self) -> bool {
         self.0 > 0.0
     }
 
-    /// Returns the float that code 1 stands for, if the largest float has the code `top`.
+    /// Returns the float that code 1 represents if the largest float has the code `top`.
     #[inline(always)]
     pub fn step(self, top: f32) -> f32 {
         self.0 / top
     }
 
-    /// Returns the factor from a float to its code; 0 without codes.
+    /// Returns the factor from a float to its code; 0 if there are no codes.
     #[inline(always)]
     pub fn inverse(self, top: f32) -> f32 {
         if self.has_codes() { top / self.0 } else { 0.0 }
     }
 }
 
-/// e^x to about 1 unit in the last place (Cephes' polynomial), clamped to the finite range.
+/// Returns e^x to about 1 unit in the last place (Cephes' polynomial), clamped to the finite range.
+///
 /// Vectorises; -inf gives about 1e-38.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
@@ -130,7 +134,7 @@ pub fn exp(x: f32) -> f32 {
     p = p.mul_add(r, 1.666_666_5e-1);
     p = p.mul_add(r, 0.5);
     let y = p.mul_add(r * r, r + 1.0);
-    // n + 127 comes to lie in the lowest bits of a float of that size; a conversion that saturates
+    // Adding the constant places n + 127 in the lowest bits of the float. A saturating conversion
     // would not vectorise.
     y * f32::from_bits((n + (12_582_912.0 + 127.0)).to_bits() << 23)
 }
@@ -143,15 +147,15 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-2.0 * u))
 }
 
-/// `cap tanh(x / cap)`; NaN for an infinite `x`, which only an overflow gives.
+/// Returns `cap tanh(x / cap)`; NaN for an infinite `x`, which only results from an overflow.
 #[inline(always)]
 pub fn soft_cap(x: f32, cap: f32) -> f32 {
     let y = cap * (1.0 - 2.0 / (1.0 + exp(2.0 * (x / cap))));
     if x.is_finite() { y } else { f32::NAN }
 }
 
-/// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p
-/// (ln p - ln q).
+/// Returns the KL divergence of the distribution with logits `q` from that with logits `p`, in
+/// nats: the sum of p (ln p - ln q).
 pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
     let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
     let terms = p.iter().zip(q).map(|(p, q)| {
@@ -161,7 +165,7 @@ pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
     terms.sum::<f64>().max(0.0)
 }
 
-/// ln of the sum of e^logit.
+/// Returns ln of the sum of e^logit.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)) as f64;
     let sum: f64 = logits.iter().map(|v| libm::exp(*v as f64 - max)).sum();

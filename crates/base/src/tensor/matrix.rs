@@ -1,5 +1,5 @@
-//! A weight matrix in its stored form: codes row by row, then the side. The one layout that files,
-//! twins and packers agree on.
+//! A weight matrix in its stored form: codes row by row, then the side. Files, twins and packers
+//! all use this layout.
 
 use super::side::Factors;
 use super::trellis;
@@ -23,7 +23,7 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks that the parts have the sizes that the format and shape ask for.
+    /// Checks that the parts have the sizes that the format and shape require.
     pub fn new(
         format: Format,
         rows: usize,
@@ -49,12 +49,12 @@ impl<'a> Matrix<'a> {
         Ok(Self { format, rows, cols, codes, side })
     }
 
-    /// Bytes of codes and side.
+    /// Returns the bytes of codes and side.
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.side.len()
     }
 
-    /// Returns these rows as a matrix. `rows` starts at a multiple of [`Format::block_rows`].
+    /// Returns a range of rows as a matrix. `rows` starts at a multiple of [`Format::block_rows`].
     pub fn part(&self, rows: Range<usize>) -> Matrix<'_> {
         let (format, cols) = (self.format, self.cols);
         let (width, side_width) = (format.row_bytes(cols), format.row_side(cols));
@@ -64,34 +64,34 @@ impl<'a> Matrix<'a> {
         Matrix { format, rows: rows.len(), cols, codes, side }
     }
 
-    /// The codes of one row; not for trellis codes, whose rows share tiles.
+    /// Returns the codes of one row. Not for trellis codes, since their rows share tiles.
     pub fn row(&self, row: usize) -> &[u8] {
         debug_assert!(!self.format.code.is_trellis());
         let n = self.format.row_bytes(self.cols);
         &self.codes[row * n..][..n]
     }
 
-    /// The side of one row.
+    /// Returns the side of one row.
     pub fn row_side(&self, row: usize) -> &[u8] {
         let n = self.format.row_side(self.cols);
         &self.side[row * n..][..n]
     }
 
-    /// The scale and minimum of one group of a row.
+    /// Returns the scale and minimum of one group of a row.
     pub fn factors(&self, row: usize, group: usize) -> Factors {
         let side = self.format.code.spec().side;
         let (element, group) = (group / side.groups(), group % side.groups());
         side.factors(&self.row_side(row)[element * side.bytes()..][..side.bytes()], group)
     }
 
-    /// The tile of trellis codes that holds a row, and the row's place in it.
+    /// Returns the tile of trellis codes that holds a row, and the row's index in it.
     pub fn tile(&self, row: usize, tile_col: usize) -> (&[u8], usize) {
         let tile_bytes = trellis::TILE * self.format.row_bytes(trellis::TILE);
         let at = row / trellis::TILE * (self.cols / trellis::TILE) + tile_col;
         (&self.codes[at * tile_bytes..][..tile_bytes], row % trellis::TILE)
     }
 
-    /// All integer values of a row; see [`Matrix::code`]. `out.len() == cols`.
+    /// Writes all integer values of a row; see [`Matrix::code`]. `out.len() == cols`.
     pub fn row_codes(&self, row: usize, out: &mut [i32]) {
         assert_eq!(out.len(), self.cols);
         match self.format.code.trellis() {
@@ -107,8 +107,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Twice the integer value of one weight for i2 (an odd number), the integer value itself for
-    /// the other integer codes.
+    /// Returns the integer value of one weight; for i2 twice the value (an odd number).
     #[inline(always)]
     pub fn code(&self, row: usize, col: usize) -> i32 {
         match self.format.code.spec().values {
@@ -122,14 +121,13 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Returns the factor of a scale before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
-    /// doubled, else 1.
+    /// Returns the factor between the stored scale and the scale of [`Matrix::code`]: 1/2 for i2,
+    /// since its codes are doubled, else 1.
     pub fn code_unit(&self) -> f32 {
         self.format.code.unit()
     }
 
-    /// One row as floats in the domain the codes live in (before the inverse Hadamard). `out.len()
-    /// == cols`.
+    /// Decodes one row before the inverse Hadamard transform. `out.len() == cols`.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols);
         match self.format.code.spec().values {
@@ -152,7 +150,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The same where `at` gives the integer of a column of a row of codes.
+    /// Decodes one row with `at`, which returns the integer of a column from a row of codes.
     #[inline(always)]
     fn decode_groups(&self, row: usize, out: &mut [f32], at: impl Fn(&[u8], usize) -> i32) {
         let (codes, side) = (self.row(row), self.format.code.spec().side);
@@ -163,7 +161,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// One row as the floats the model means (after the inverse Hadamard, where there is one).
+    /// Decodes one row to the model's weights (after the inverse Hadamard transform, if there is
+    /// one).
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         self.decode_row(row, out);
         if self.format.hadamard {
@@ -171,7 +170,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The whole matrix as f32, `[rows, cols]`.
+    /// Decodes the whole matrix to f32, `[rows, cols]`.
     pub fn dequantize(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.cols];
         for (row, chunk) in out.chunks_exact_mut(self.cols).enumerate() {
@@ -180,7 +179,7 @@ impl<'a> Matrix<'a> {
         out
     }
 
-    /// The same matrix owning its bytes.
+    /// Copies borrowed bytes, so that the matrix owns them.
     pub fn into_owned(self) -> Matrix<'static> {
         Matrix {
             format: self.format,

@@ -1,5 +1,4 @@
-//! Tokens, weight formats and the codecs of their blocks. Knows nothing of models or
-//! devices.
+//! Tokens, weight formats and the codecs of their blocks. Independent of models and devices.
 
 pub mod block;
 pub mod encode;
@@ -26,18 +25,18 @@ pub use matrix::Matrix;
 pub use side::SideKind;
 pub use stored::{Source, StoredMatrix};
 
-/// An item of a history: the id of a token, or the number of a place of an image.
+/// An item of a history: a token id, or a placeholder of an image's soft token.
 ///
-/// A history identifies every cache, so equal contents must give equal items. An image is a run of
-/// numbers from [`FIRST_PLACE`] on, one for each of its soft tokens. A registry gives out each
-/// number once and names the image by its digest. Prefix caches and drafts then compare images as
-/// they compare text, samplers never pick such numbers, and only the embedding looks them up.
+/// A history is the key of every cache, so equal contents must have equal items. An image is a run
+/// of numbers from [`FIRST_PLACE`] upwards, one per soft token. A registry assigns each number once
+/// and identifies the image by its digest. Prefix caches and drafts then compare images like text.
+/// Samplers never return these numbers, and only the embedding looks them up.
 pub type Token = u32;
 
-/// The first number that is a place of an image. Vocabularies are smaller.
+/// The first number of image placeholders. Vocabularies are smaller.
 pub const FIRST_PLACE: Token = 1 << 24;
 
-/// Returns whether an item of a history is a place of an image.
+/// Returns whether an item of a history is an image placeholder.
 #[inline(always)]
 pub fn is_place(item: Token) -> bool {
     item >= FIRST_PLACE

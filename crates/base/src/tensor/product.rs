@@ -1,18 +1,19 @@
-//! Products of dense f32 matrices, in an order of sums that every device follows bit for bit.
+//! Products of dense f32 matrices, with an order of sums that every device reproduces bit for bit.
 //!
-//! An element of a product is a sum over slices of [`SLICE`] terms. A slice is summed by fused
-//! multiply-adds from its first term on, and added to the sum of the slices before.
+//! An element of a product is a sum over slices of [`SLICE`] terms. Each slice is summed by fused
+//! multiply-adds from its first term, and then added to the sum of the slices before it.
 
 use std::ops::Range;
 
-/// Terms of a slice. The `gemm` crate sums so many in one pass on every machine; how it divides
+/// Terms per slice. The `gemm` crate sums this many in one pass on every machine; its division of
 /// longer sums depends on the processor's caches.
 pub const SLICE: usize = 512;
 
-/// Multiplications of a product that one thread does at once: others would take longer to wake.
+/// Largest number of multiplications that one thread does alone, because waking others takes
+/// longer.
 const SMALL: usize = 4 << 20;
 
-/// A matrix in a slice. Element `[i, j]` is at `i * row_stride + j * col_stride`.
+/// A matrix inside a slice of floats. Element `[i, j]` is at `i * row_stride + j * col_stride`.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub data: &'a [f32],
@@ -29,7 +30,7 @@ impl<'a> View<'a> {
         View { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
     }
 
-    /// Returns a view of some rows and columns.
+    /// Returns a view of ranges of rows and columns.
     pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> View<'a> {
         assert!(
             rows.end <= self.rows
@@ -56,7 +57,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Panics unless `c`, with rows `stride` apart, has room for `a b`.
+/// Panics unless `c`, with rows `stride` apart, has room for the product `a b`.
 pub fn check(c: &[f32], stride: usize, a: View<'_>, b: View<'_>) {
     assert!(a.cols == b.rows && a.fits() && b.fits() && b.cols <= stride);
     assert!(a.rows == 0 || b.cols == 0 || (a.rows - 1) * stride + b.cols <= c.len());
@@ -111,7 +112,7 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
 mod tests {
     use super::*;
 
-    /// Every processor and every division among threads gives these bits.
+    /// All processors and all divisions among threads return the same bits.
     #[test]
     fn sums_go_by_slices() {
         let (m, n, k) = (40, 30, 2 * SLICE + 7);

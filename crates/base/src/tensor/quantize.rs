@@ -1,5 +1,5 @@
-//! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
-//! search over scales.
+//! Round-to-nearest quantisation into any format, without calibration data. The scale has a closed
+//! form with a Hadamard; otherwise scales are searched.
 
 use super::encode::{BLOCK, CodingDevice, Encoder, OnProcessor, row_scale};
 use super::integer::{Integer, ScaleRule};
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 /// Quantises `values` (`[rows, cols]`, row-major) into `format` by rounding to nearest.
 ///
-/// Not-a-number and infinite weights are refused: they would poison a whole row silently.
+/// Fails for NaN and infinite weights, which would silently corrupt a whole row.
 pub fn quantize(
     format: Format,
     rows: usize,
@@ -21,7 +21,7 @@ pub fn quantize(
     quantize_by(&OnProcessor, format, rows, cols, values)
 }
 
-/// The same, with trellis codes found by `device`.
+/// Like [`quantize`], with trellis codes computed by `device`.
 pub fn quantize_by(
     device: &dyn CodingDevice,
     format: Format,
@@ -69,7 +69,7 @@ pub fn quantize_by(
     Matrix::new(format, rows, cols, codes, side)
 }
 
-/// Rounds one group: appends its packed codes and its side.
+/// Quantises one group: appends its packed codes and its side.
 fn quantize_group(
     integer: &Integer,
     format: Format,
@@ -93,7 +93,7 @@ fn quantize_group(
     }
 }
 
-/// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
+/// Codes tiles of 16 rows and columns, each by its best path. Then refits the scales to the codes.
 fn quantize_tiles(
     device: &dyn CodingDevice,
     format: Format,
@@ -111,7 +111,7 @@ fn quantize_tiles(
     let mut encoder = Encoder::new(format, rows, cols, scales.clone())?;
     let mut decoded = vec![0.0; rows * cols];
     encoder.encode(device, 0..cols / BLOCK, &wanted, &mut decoded)?;
-    let mut fits = vec![(0f64, 0f64); rows]; // wanted times coded, coded squared
+    let mut fits = vec![(0f64, 0f64); rows]; // sums of wanted times coded, and of coded squared
     let both = wanted.par_chunks(cols).zip(decoded.par_chunks(cols));
     fits.par_iter_mut().zip(both).for_each(|(fit, (target, coded))| {
         for (target, coded) in target.chunks_exact(BLOCK).zip(coded.chunks_exact(BLOCK)) {
@@ -131,12 +131,12 @@ fn quantize_tiles(
 fn range(integer: &Integer, group: &[f32]) -> (f16, f16) {
     let (low, high) =
         group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
-    // The stored minimum is rounded, so that no weight lies below it by more than half a step.
+    // The minimum is rounded to nearest, so no weight is below it by more than half a step.
     let min = f16::from_f32(low.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
     (f16_nonzero(((high - min.to_f32()) / integer.high).max(0.0)), min)
 }
 
-/// Numbers of a unit Gaussian, the same for the same seed.
+/// Returns numbers of a unit Gaussian, deterministic in `seed`.
 #[cfg(test)]
 pub(crate) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
@@ -153,8 +153,8 @@ pub(crate) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// Mean squared errors on a unit Gaussian; bounds a little above the published figures for each
-    /// code.
+    /// Mean squared errors on a unit Gaussian. The bounds are slightly above the published figures
+    /// of each code.
     #[test]
     fn error_is_what_the_literature_says() {
         let (rows, cols) = (64, 1024);
@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// No format is worse than the table says, nor so good that the table is wrong.
+    /// No format is worse than the table, or much better than it.
     #[test]
     fn errors_are_what_the_table_says() {
         let (rows, cols) = (32, 1024);

@@ -1,10 +1,10 @@
-//! Rounding weights to integers, and the scale of a group with the least squared error.
+//! Rounds weights to integers, and finds a group's scale with the least squared error.
 
 use super::integer::{Integer, ScaleRule};
 use super::{Format, Group};
 use half::f16;
 
-/// The scale for one group of weights, as stored.
+/// Returns the stored scale of one group of weights.
 pub fn scale_for(integer: &Integer, format: Format, group: &[f32]) -> f16 {
     let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
     if absmax == 0.0 {
@@ -24,7 +24,7 @@ pub fn scale_for(integer: &Integer, format: Format, group: &[f32]) -> f16 {
     search_scale(integer, group, candidates)
 }
 
-/// The candidate scale with the least squared error; the first such on a tie.
+/// Returns the candidate scale with the least squared error, the first one on ties.
 fn search_scale(integer: &Integer, group: &[f32], candidates: impl Iterator<Item = f32>) -> f16 {
     let mut best: Option<(f32, f16)> = None;
     for candidate in candidates {
@@ -37,7 +37,7 @@ fn search_scale(integer: &Integer, group: &[f32], candidates: impl Iterator<Item
     best.map_or(f16::ZERO, |(_, scale)| scale)
 }
 
-/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises.
+/// Returns a group's sum of squared rounding errors for one scale. Uses eight lanes to vectorise.
 fn squared_error(integer: &Integer, group: &[f32], scale: f32) -> f32 {
     let Integer { low, high, shift, .. } = *integer;
     let inverse = 1.0 / scale;
@@ -55,8 +55,9 @@ fn squared_error(integer: &Integer, group: &[f32], scale: f32) -> f32 {
     rest.iter().map(|v| square(*v)).sum::<f32>() + lanes.iter().sum::<f32>()
 }
 
-/// The nearest integer in `low..=high`, halves to even. Without a call per value: adding 1.5 * 2^23
-/// drops the fraction.
+/// Returns the nearest integer in `low..=high`, halves to even.
+///
+/// Avoids a function call per value: adding 1.5 * 2^23 drops the fraction.
 #[inline(always)]
 fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
     const DROP: f32 = 12_582_912.0;
@@ -65,15 +66,16 @@ fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
     (v + DROP) - DROP
 }
 
-/// An f16 scale that has not vanished or overflowed.
+/// Converts a scale to f16 without underflow or overflow.
 pub fn f16_nonzero(scale: f32) -> f16 {
     let tiny = f16::MIN_POSITIVE_SUBNORMAL.to_f32();
     let magnitude = scale.abs().clamp(tiny, f16::MAX.to_f32());
     f16::from_f32(magnitude.copysign(scale))
 }
 
-/// The stored code nearest to `value`, and what it decodes to; halves round to even. Zero for
-/// everything under a scale of zero.
+/// Returns the stored code nearest to `value`, and the value it decodes to; halves round to even.
+///
+/// With a scale of zero, everything decodes to zero.
 #[inline(always)]
 pub fn code_of_nearest(integer: &Integer, value: f32, scale: f32) -> (u8, f32) {
     if scale == 0.0 {

@@ -1,10 +1,11 @@
-//! The side of a matrix: the floats and small integers that turn the stored integers of a group of
-//! columns into weights. An element serves one group, or the groups of a super-block.
+//! The side of a matrix: the floats and small integers that map the stored integers of a group of
+//! columns to weights. An element serves one group, or all groups of a super-block.
 
 use half::f16;
 
-/// Layout of an element of the side, little-endian. `shaders/include/side.glsl` knows the kinds by
-/// their order.
+/// Layout of an element of the side, little-endian.
+///
+/// `shaders/include/side.glsl` numbers the kinds in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideKind {
     /// Nothing: the codes are floats.
@@ -13,31 +14,35 @@ pub enum SideKind {
     Scale,
     /// f16 scale, f16 minimum of a group.
     ScaleMin,
-    /// f16 d, f16 dmin of a super-block of 8 groups, then eight 6-bit scales s and eight 6-bit
-    /// minima m in 12 bytes. The first four groups have the low six bits of a byte, the others a
-    /// nibble of the last four bytes and the two bits that are left over. A group has the scale
-    /// `d * s` and the minimum `-dmin * m`.
+    /// f16 d and f16 dmin of a super-block of 8 groups, then eight 6-bit scales s and eight 6-bit
+    /// minima m in 12 bytes.
+    ///
+    /// The first four groups use the low six bits of a byte each. The others use a nibble of the
+    /// last four bytes and the two remaining bits of the first eight. A group has the scale `d * s`
+    /// and the minimum `-dmin * m`.
     SixBitMin,
-    /// f16 d, f16 dmin of a super-block of 16 groups, then a byte for each group: s in the low
-    /// half, m in the high half.
+    /// f16 d and f16 dmin of a super-block of 16 groups, then a byte per group: s in the low half,
+    /// m in the high half.
     FourBitMin,
     /// f16 d of a super-block of 16 groups, then sixteen int8 scales s.
     EightBit,
     /// f16 d of a super-block of 16 groups, then sixteen 6-bit scales `s + 32` in 12 bytes, packed
-    /// as ggml does.
+    /// like ggml's.
     SixBit,
-    /// f16 d of a super-block of 8 groups, then the high two bits of eight 6-bit scales `s + 32` in
-    /// 2 bytes and their low halves in 4.
+    /// f16 d of a super-block of 8 groups, then eight 6-bit scales `s + 32`: their high two bits in
+    /// 2 bytes, their low four bits in 4.
     SixBitSplit,
-    /// f16 d of a super-block of 16 groups, then sixteen 4-bit scales s, the first of two groups in
-    /// the low half of a byte. A group has the scale `d * (2 * s + 1)`.
+    /// f16 d of a super-block of 16 groups, then sixteen 4-bit scales s, two per byte, the first in
+    /// the low half. A group has the scale `d * (2 * s + 1)`.
     FourBit,
-    /// The same for a super-block of 8 groups.
+    /// Like `FourBit`, for a super-block of 8 groups.
     FourBitWide,
 }
 
-/// Largest f16 of a side that a model may have. Trained weights are below 100, so a larger factor
-/// is damage. It would drown all other numbers of a pass, in sums that stay finite.
+/// Largest valid f16 of a side.
+///
+/// Trained weights are below 100, so a larger factor means damage. It would dominate all sums of a
+/// pass while they stay finite.
 pub const LARGEST: f32 = 1024.0;
 
 /// Most groups of an element.
@@ -45,7 +50,7 @@ pub const GROUPS: usize = 16;
 /// Most bytes of an element.
 pub const BYTES: usize = 20;
 
-/// The numbers of one group: a weight is `q * scale + min`.
+/// Scale and minimum of one group: a weight is `q * scale + min`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
     pub scale: f32,
@@ -69,7 +74,7 @@ impl SideKind {
         }
     }
 
-    /// Groups of columns that share an element.
+    /// Returns the groups of columns that share an element.
     pub const fn groups(self) -> usize {
         match self {
             SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1,
@@ -83,7 +88,7 @@ impl SideKind {
         matches!(self, SideKind::ScaleMin | SideKind::SixBitMin | SideKind::FourBitMin)
     }
 
-    /// Returns the number of f16 at the beginning of an element.
+    /// Returns the number of f16 values at the start of an element.
     pub const fn floats(self) -> usize {
         match self {
             SideKind::None => 0,
@@ -92,20 +97,20 @@ impl SideKind {
         }
     }
 
-    /// Returns the first f16 above [`LARGEST`], or NaN, and its byte, among bytes of elements from
-    /// byte `at` on. `at` is even.
+    /// Finds the first f16 above [`LARGEST`], or NaN, among elements that start at byte `at` of the
+    /// side. Returns its byte offset and value. `at` is even.
     pub fn damage(self, at: usize, bytes: &[u8]) -> Option<(usize, f16)> {
         let (n, floats) = (self.bytes(), self.floats());
         let half = |i: usize| f16::from_le_bytes([bytes[i], bytes[i + 1]]);
         let is_bad = |half: f16| half.to_bits() & 0x7fff > f16::from_f32_const(LARGEST).to_bits();
         if n == 2 * floats {
-            // All bytes are floats: a test of all of them, which vectorises, finds most sides good.
+            // All bytes are f16: one vectorised test of all of them passes for most sides.
             let halves = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b) & 0x7fff);
             if !is_bad(f16::from_bits(halves.fold(0, u16::max))) {
                 return None;
             }
         }
-        // The places of a float of an element are n bytes apart.
+        // Occurrences of one float of the element are n bytes apart.
         let places = |float| ((2 * float + n - at % n) % n..bytes.len()).step_by(n);
         let bad = (0..floats).filter_map(|float| places(float).find(|i| is_bad(half(*i))));
         bad.min().map(|i| (at + i, half(i)))
@@ -123,8 +128,8 @@ impl SideKind {
         Factors { scale: half(element, 0) * scale, min }
     }
 
-    /// Reads the integers of one group of an element, whose bytes `byte` gives: the factors of the
-    /// first float, which is a scale, and of the second, a minimum.
+    /// Reads the integers of one group of an element through `byte`, which returns its bytes by
+    /// index. Returns the factors of the first float (scale) and of the second float (minimum).
     #[inline(always)]
     pub fn integers(self, group: usize, byte: impl Fn(usize) -> u8) -> [i32; 2] {
         let (scale, min) = match self {
@@ -159,16 +164,17 @@ impl SideKind {
     }
 }
 
-/// The f16 at byte `at`.
+/// Reads the f16 at byte `at`.
 #[inline(always)]
 pub(super) fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
 impl Factors {
-    /// Turns the integers of a group into weights. Products are exact: an f16, the integer of a
-    /// super-block and a code have 24 bits together at most. So a fused multiply-add gives the same
-    /// bits.
+    /// Converts the integers of a group to weights.
+    ///
+    /// Products are exact, since an f16, the integer of a super-block and a code have at most 24
+    /// bits together. A fused multiply-add therefore returns the same bits.
     #[inline]
     pub fn decode(
         self,
@@ -191,7 +197,7 @@ impl Factors {
 mod tests {
     use super::*;
 
-    /// Wherever a part begins, and whichever float it is: the bytes around are 0xff.
+    /// Damage is found at any start of the part and in any float; the surrounding bytes are 0xff.
     #[test]
     fn damage_is_found_at_its_byte() {
         let kinds = [

@@ -1,14 +1,13 @@
-//! A weight matrix where it is kept: the bytes of a [`Matrix`], which several threads read piece by
-//! piece. For executors that unpack weights themselves, so that no copy of a matrix is made on the
-//! way.
+//! A weight matrix in its file: the bytes of a [`Matrix`], which several threads read piece by
+//! piece. Executors that unpack weights themselves use it to avoid a copy of the matrix.
 
 use super::{Format, Matrix};
 use anyhow::{Context, Result};
 use std::ops::Range;
 
-/// Bytes that can be read from any place, by several threads at once.
+/// Bytes that several threads can read at any offset at once.
 pub trait Source: Sync {
-    /// Fills `out` with the bytes from `at` on.
+    /// Fills `out` with the bytes from offset `at`.
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()>;
 }
 
@@ -20,19 +19,19 @@ impl Source for &[u8] {
     }
 }
 
-/// A matrix that was not read yet.
+/// A matrix that has not been read yet.
 pub struct StoredMatrix<'a> {
     pub format: Format,
     pub rows: usize,
     pub cols: usize,
-    /// As in a [`Matrix`], and so the side.
+    /// Codes as in a [`Matrix`].
     pub codes: Box<dyn Source + 'a>,
-    /// `None` for float codes.
+    /// Side as in a [`Matrix`]; `None` for float codes.
     pub side: Option<Box<dyn Source + 'a>>,
 }
 
 impl<'a> StoredMatrix<'a> {
-    /// One that lies in memory.
+    /// Wraps a matrix in memory.
     pub fn of(matrix: &'a Matrix<'_>) -> StoredMatrix<'a> {
         StoredMatrix {
             format: matrix.format,
@@ -51,7 +50,7 @@ impl<'a> StoredMatrix<'a> {
         self.rows * self.format.row_side(self.cols)
     }
 
-    /// Reads some rows, of which the first begins a block of rows ([`Format::block_rows`]).
+    /// Reads a range of rows that starts at a block of rows ([`Format::block_rows`]).
     pub fn read(&self, rows: Range<usize>) -> Result<Matrix<'static>> {
         let (width, side_width) =
             (self.format.row_bytes(self.cols), self.format.row_side(self.cols));

@@ -1,20 +1,20 @@
 //! Trellis codes: weights computed from overlapping windows of a bit string, after QTIP (Tseng et
-//! al. 2024, arXiv 2406.11235), in the form of a sum of bytes, so that a linear layer stays one
-//! integer dot product.
+//! al. 2024, arXiv 2406.11235). They use sums of bytes, so that a linear layer stays one integer
+//! dot product.
 //!
 //! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a
-//! window of 16 bits of it; each further state shifts in `step` new bits and gives two neighbouring
+//! window of 16 bits of it. Each next state shifts in `step` new bits and yields two neighbouring
 //! weights of a row, each a sum of four nibbles:
 //!
-//! `word = (state * multiplier) mod 2^32`
-//! - the first weight: the sum of the low nibbles of the word's bytes, less 30;
+//! - the first weight: the sum of the low nibbles of the word's bytes, minus 30;
+//! - the second one: the sum of the high nibbles, minus 30.
 //! - the second one: the sum of the high nibbles, less 30.
-//!
+//! Sums of nibbles look Gaussian and fit int8. A dot product of four bytes computes them.
 //! Sums of nibbles look Gaussian, fit int8, and are what a dot product of four bytes gives.
 //!
 //! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
-//! word. The window of a state ends with the state's new bits. A window that would begin before the
-//! start of the string begins at its end.
+//! word. A state's new bits are the last bits of its window. Windows wrap around from the start of
+//! the string to its end.
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
@@ -23,15 +23,15 @@ pub const STATE_BITS: u32 = 16;
 pub const STATES: usize = 1 << STATE_BITS;
 /// States of a row of a tile.
 pub const ROW_STATES: usize = TILE / 2;
-/// The number that is subtracted from a sum of nibbles.
+/// Constant that is subtracted from a sum of nibbles.
 pub const OFFSET: i32 = 30;
-/// Most columns whose dot product with int8 activations surely fits an i32: 60 * 127 * 2^17 < 2^31.
+/// Most columns for which a dot product with int8 activations fits an i32: 60 * 127 * 2^17 < 2^31.
 pub const MAX_COLS: usize = 1 << 17;
 
-/// One of the codes.
+/// A trellis code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trellis {
-    /// New bits of a state.
+    /// New bits per state.
     pub step: u32,
     /// 24 bits, odd; found by search, see the test `search_for_multipliers`.
     pub multiplier: u32,
@@ -49,20 +49,20 @@ impl Trellis {
         self.row_bits() as usize * TILE / 8
     }
 
-    /// Standard deviation of the integers that the states give, nearly: that of a sum of four
+    /// Returns the approximate standard deviation of the states' integers: that of a sum of four
     /// uniform nibbles.
     pub fn deviation(self) -> f32 {
         f32::sqrt(4.0 * (16.0 * 16.0 - 1.0) / 12.0)
     }
 
-    /// The two integers of a state.
+    /// Returns the two integers of a state.
     #[inline(always)]
     pub const fn integers(self, state: u32) -> [i32; 2] {
         let word = state.wrapping_mul(self.multiplier);
         [nibble_sum(word) - OFFSET, nibble_sum(word >> 4) - OFFSET]
     }
 
-    /// The bits of a row, in the low end of the result.
+    /// Returns the bits of a row, in the low end of the result.
     #[inline(always)]
     pub fn row(self, tile: &[u8], row: usize) -> u64 {
         let (bits, word) = (self.row_bits() as usize, |i: usize| {
@@ -70,14 +70,14 @@ impl Trellis {
                 tile.get(4 * i..).and_then(|b| b.first_chunk()).copied().unwrap_or_default();
             u32::from_le_bytes(bytes)
         });
-        // A row of 32 or 64 bits starts with a word, one of 40 or 48 at most 24 or 16 bits into
-        // one: two words hold it.
+        // A row of 32 or 64 bits starts at a word; a row of 40 or 48 bits starts at most 24 or 16
+        // bits after one. Two words always hold it.
         let (first, skip) = (row * bits / 32, row * bits % 32);
         let two = (word(first) as u64) << 32 | word(first + 1) as u64;
         two << skip >> (64 - bits)
     }
 
-    /// Puts the bits of a row to their place in a tile of zeros.
+    /// Writes the bits of a row into a tile of zeros.
     pub fn set_row(self, tile: &mut [u8], row: usize, value: u64) {
         let bits = self.row_bits() as usize;
         let first = row * bits / 32;
@@ -88,8 +88,8 @@ impl Trellis {
         }
     }
 
-    /// The integers of a row, given its bits and those of the row before it (of the last one, for
-    /// the first row).
+    /// Decodes the integers of a row from its bits and those of the row before it. The row before
+    /// the first one is the last one.
     #[inline(always)]
     pub fn decode(self, before: u64, row: u64) -> [i32; TILE] {
         let bits = self.row_bits();
@@ -102,14 +102,14 @@ impl Trellis {
         out
     }
 
-    /// The integers of a row of a tile.
+    /// Decodes the integers of a row of a tile.
     #[inline(always)]
     pub fn decode_row(self, tile: &[u8], row: usize) -> [i32; TILE] {
         self.decode(self.row(tile, (row + TILE - 1) % TILE), self.row(tile, row))
     }
 }
 
-/// The sum of the low nibbles of a word's bytes.
+/// Returns the sum of the low nibbles of a word's bytes.
 const fn nibble_sum(word: u32) -> i32 {
     let [a, b, c, d] = (word & 0x0f0f_0f0f).to_le_bytes();
     a as i32 + b as i32 + c as i32 + d as i32
@@ -122,7 +122,7 @@ mod tests {
 
     const ALL: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
 
-    /// The definition, bit by bit.
+    /// Decodes by the definition, bit by bit.
     fn by_bits(t: Trellis, tile: &[u8], row: usize) -> Vec<i32> {
         let bit = |i: usize| {
             let word = u32::from_le_bytes(tile[i / 32 * 4..][..4].try_into().unwrap());

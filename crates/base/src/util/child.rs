@@ -1,10 +1,10 @@
-//! Child processes of this program that work on untrusted input under limits of the system.
+//! Child processes of this program that handle untrusted input under system limits.
 //!
-//! A grammar or a chat template is a program: its author decides how much memory, stack and time
-//! it takes. A child process bounds all three, and its end is an error of one request.
+//! A grammar or a chat template is a program: its author determines how much memory, stack and time
+//! it uses. A child process limits all three, and its failure is an error of one request.
 //!
 //! Parent and child exchange frames over the child's standard input and output. A frame is a JSON
-//! header and raw bytes. The child's standard error is discarded.
+//! header followed by raw bytes. The child's standard error is discarded.
 //!
 //! Start reading at [`Child`] (parent) and [`confined`] (child).
 
@@ -21,23 +21,24 @@ use std::time::Duration;
 
 /// Most bytes of each part of a frame.
 const LONGEST: u64 = 1 << 30;
-/// Interval at which a waiting parent asks whether the answer is still wanted.
+/// Interval at which a waiting parent checks whether the answer is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Exit code of a child on a system that sets no limits.
+/// Exit code of a child if the system cannot set limits.
 const UNLIMITED: u8 = 71;
 
-/// The program's own file, or `None` if the system does not tell it. Unset in a process without
-/// children.
+/// The program's own file, or `None` if the system does not report it. Unset if children are not
+/// required.
 static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Makes children of this program do all work on untrusted input. A process that never calls this,
-/// such as a test of the library, does the work itself and without limits.
+/// Requires that children of this program handle all untrusted input.
+///
+/// A process that never calls this, such as a test of the library, handles it without limits.
 pub fn require() {
     let _ = PROGRAM.set(process::own_program());
 }
 
-/// Returns whether a child must do the work on untrusted input.
+/// Returns whether a child must handle untrusted input.
 pub fn is_required() -> bool {
     PROGRAM.get().is_some()
 }
@@ -54,9 +55,9 @@ pub fn command(args: &[&str]) -> Result<Command> {
 /// Limits of a child.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildLimits {
-    /// Bytes of address space beyond the program itself and `stack`.
+    /// Bytes of address space in addition to the program itself and `stack`.
     pub memory: u64,
-    /// Bytes of the stack that the work has.
+    /// Stack size for the work, in bytes.
     pub stack: usize,
 }
 
@@ -65,17 +66,17 @@ pub struct ChildLimits {
 pub enum ChildFailure {
     /// It used up its processor time.
     Time,
-    /// It asked for more memory or stack than its limits.
+    /// It exceeded its memory or stack limit.
     Memory,
     /// The parent no longer wants the answer.
     Unwanted,
-    /// The system sets no limits, so the child did nothing.
+    /// The system cannot set limits, so the child did nothing.
     Unlimited,
-    /// A panic, or a signal from outside.
+    /// It panicked, or a signal from outside ended it.
     Failed,
 }
 
-/// A running child, as its parent sees it. Dropping it kills the process.
+/// Parent's handle of a running child. Dropping it kills the process.
 pub struct Child {
     process: std::process::Child,
     input: ChildStdin,
@@ -85,7 +86,8 @@ pub struct Child {
 impl Child {
     /// Starts a child with this role, see [`role`].
     pub fn start(role: &str) -> Result<Child> {
-        // A second arena of the allocator would reserve address space that the limit counts.
+        // A second arena of the allocator would reserve address space that counts towards the
+        // limit.
         let mut command = command(&[role])?;
         command.env("MALLOC_ARENA_MAX", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -96,12 +98,12 @@ impl Child {
         Ok(Child { process, input, output })
     }
 
-    /// Sends a frame. A child that has ended is noticed by [`receive`](Self::receive).
+    /// Sends a frame. [`receive`](Self::receive) reports a child that has ended.
     pub fn send(&mut self, header: &impl Serialize, raw: &[u8]) {
         let _ = write_frame(&mut self.input, header, raw);
     }
 
-    /// Waits for a frame. `is_wanted` is asked from time to time while there is none.
+    /// Waits for a frame. Calls `is_wanted` regularly while there is none.
     pub fn receive<T: DeserializeOwned>(
         &mut self,
         is_wanted: &dyn Fn() -> bool,
@@ -118,11 +120,11 @@ impl Child {
         }
     }
 
-    /// Returns why the process ended. Kills it if it runs.
+    /// Returns why the process ended. Kills it if it still runs.
     fn end(&mut self) -> ChildFailure {
         let status = match self.process.try_wait() {
             Ok(Some(status)) => Some(status),
-            // Output is closed just before the end of the process.
+            // The output closes just before the process ends.
             _ => {
                 std::thread::sleep(LOOK);
                 let _ = self.process.kill();
@@ -145,19 +147,19 @@ impl Drop for Child {
     }
 }
 
-/// Waits in a child for a frame of its parent; `None` once the parent is gone.
+/// Waits in a child for a frame of its parent; `None` if the parent is gone.
 pub fn receive<T: DeserializeOwned>() -> Option<(T, Vec<u8>)> {
     read_frame(&mut std::io::stdin().lock()).ok().flatten()
 }
 
-/// Sends a frame from a child to its parent. A child whose parent is gone ends.
+/// Sends a frame from a child to its parent. Ends the child if the parent is gone.
 pub fn send(header: &impl Serialize, raw: &[u8]) {
     if write_frame(&mut std::io::stdout().lock(), header, raw).is_err() {
         std::process::exit(1);
     }
 }
 
-/// Returns the role that this process was started for as a child, if any.
+/// Returns the role that this process was started with as a child, if any.
 pub fn role(argv: &[OsString]) -> Option<&str> {
     match argv {
         [_, role] => role.to_str(),
@@ -165,8 +167,9 @@ pub fn role(argv: &[OsString]) -> Option<&str> {
     }
 }
 
-/// Puts this process under limits, and does the work of a child with a stack of the given size.
-/// Returns the exit code; a panic is silent. Without limits nothing is done.
+/// Sets this process's limits and runs `work` with a stack of the given size.
+///
+/// Returns the exit code; a panic is silent. Does not run `work` if limits cannot be set.
 pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> u8 {
     std::panic::set_hook(Box::new(|_| {}));
     if !process::limit_memory(limits.memory + limits.stack as u64) {
@@ -179,8 +182,8 @@ pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> u8 {
     })
 }
 
-/// Ends this child once it has used `more` processor time; zero lifts the limit. A system without
-/// such a limit ends it at once.
+/// Sets a limit of `more` processor time, after which this child ends; zero removes the limit. If
+/// the system has no such limit, the child ends at once.
 pub fn limit_time(more: Duration) {
     if !process::limit_processor_time(more) {
         std::process::exit(UNLIMITED.into());

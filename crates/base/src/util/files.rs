@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all, regular files, and names that every system can store.
+//! Atomic file writes, regular files, and file names that are valid on every system.
 
 use crate::os;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tempfile::{PathPersistError, TempPath};
 
-/// Writes a file, whole or not at all. Makes its directory for this user alone.
+/// Writes a file atomically. Creates its directory for this user only.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     os::files::create_private_directories(directory)?;
@@ -16,13 +16,13 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     os::files::persist(file, path)
 }
 
-/// Puts a file or a link in the place of `to` in one step, and makes the new name durable.
+/// Atomically replaces `to` by a file or link, and makes the new name durable.
 pub fn rename_durably(from: &Path, to: &Path) -> Result<()> {
     std::fs::rename(from, to)?;
     os::files::sync_directory(parent_of(to))
 }
 
-/// Gives a file a name that does not exist yet. If it exists, the call fails and both files stay.
+/// Renames a file to a name that does not exist yet. If it exists, fails and keeps both files.
 pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
     let renamed = TempPath::try_from_path(from)?.persist_noclobber(to);
     renamed.map_err(|PathPersistError { error, path }| {
@@ -37,27 +37,27 @@ pub fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Returns whether a path of a foreign list, with `/` between its parts, names a file below its
-/// directory on every system. Caches are copied between systems, so each system refuses what only
-/// another one misreads.
+/// Returns whether a path from an untrusted list, with `/` between its parts, names a file below
+/// its directory on every system. Caches are copied between systems, so each system also refuses
+/// names that only another one misreads.
 pub fn is_portable(path: &str) -> bool {
     path.len() <= LONGEST_PATH && path.split('/').all(is_portable_name)
 }
 
-/// Bytes of a portable path at most.
+/// Most bytes of a portable path.
 const LONGEST_PATH: usize = 1024;
 
-/// Returns whether a name has no way out of its directory, and no other meaning on any system.
+/// Returns whether a name stays in its directory and has no special meaning on any system.
 pub fn is_portable_name(name: &str) -> bool {
     let is_bad = |c: char| {
         c.is_control() || matches!(c, '/' | '\\' | ':' | '<' | '>' | '"' | '|' | '?' | '*')
     };
-    // Windows drops dots and spaces at the end of a name, which makes `.. ` a way out.
+    // Windows drops dots and spaces at the end of a name, which turns `.. ` into `..`.
     let has_end = !name.is_empty() && !name.ends_with(['.', ' ']);
     has_end && !name.contains(is_bad) && !is_windows_device(name)
 }
 
-/// Returns whether a name is a device on Windows, in each directory and with any ending.
+/// Returns whether a name is a device on Windows, in any directory and with any extension.
 fn is_windows_device(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or_default().trim_end().to_ascii_uppercase();
     let number = stem.strip_prefix("COM").or_else(|| stem.strip_prefix("LPT"));
@@ -67,7 +67,7 @@ fn is_windows_device(name: &str) -> bool {
     is_port || ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"].contains(&&*stem)
 }
 
-/// Opens a regular file to read. Others are refused, see [`os::files::open_regular`].
+/// Opens a regular file for reading. Fails for other files, see [`os::files::open_regular`].
 pub fn open_regular(path: &Path) -> Result<File> {
     os::files::open_regular(File::options().read(true), path)
 }
@@ -87,17 +87,17 @@ pub fn read_regular_text(path: &Path, most: u64) -> Result<String> {
     String::from_utf8(read_regular(path, most)?).map_err(Error::other)
 }
 
-/// Age above which a temporary file belongs to a writer that was killed.
+/// Age above which a temporary file belongs to a killed writer.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Keeps the newest `most` files whose names satisfy `is_called_so`. Removes the older ones and
-/// abandoned temporary files; a file that cannot be removed stays.
+/// Keeps the newest `most` files with names that satisfy `is_called_so`. Removes older ones and
+/// abandoned temporary files; ignores files that cannot be removed.
 pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) -> bool) {
     let old = newest_first(directory, is_called_so).into_iter().skip(most);
     old.for_each(|(_, path, _)| drop(std::fs::remove_file(path)));
 }
 
-/// The same for the newest files of at most `most` bytes together.
+/// Like [`keep_newest`], with a limit of `most` bytes in total.
 pub fn keep_newest_bytes(directory: &Path, most: u64, is_called_so: impl Fn(&str) -> bool) {
     let mut sum = 0u64;
     for (_, path, bytes) in newest_first(directory, is_called_so) {
@@ -108,7 +108,7 @@ pub fn keep_newest_bytes(directory: &Path, most: u64, is_called_so: impl Fn(&str
     }
 }
 
-/// Lists the files whose names satisfy `is_called_so`, with their times and bytes. Removes
+/// Lists the files with names that satisfy `is_called_so`, with their times and bytes. Removes
 /// abandoned temporary files.
 fn newest_first(
     directory: &Path,
@@ -129,13 +129,13 @@ fn newest_first(
     ours
 }
 
-/// Makes a file the newest; `false` where there is none that this user may write.
+/// Sets a file's time to now. Returns `false` if there is no such writable file.
 pub fn touch(path: &Path) -> bool {
     let file = os::files::open_regular(File::options().write(true), path);
     file.and_then(|file| file.set_modified(SystemTime::now())).is_ok()
 }
 
-/// Returns whether [`write_whole`] gives temporary files such names.
+/// Returns whether a name is that of a temporary file of [`write_whole`].
 fn is_temporary(name: &str) -> bool {
     name.strip_prefix(".tmp").is_some_and(|rest| {
         rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -158,7 +158,7 @@ mod tests {
         assert!(is_temporary(
             tempfile::NamedTempFile::new().unwrap().path().file_name().unwrap().to_str().unwrap()
         ));
-        // Where the directory cannot be made, nothing is left either.
+        // Nothing is left either if the directory cannot be created.
         assert!(write_whole(&path.join("c"), b"below a file").is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"2");
     }

@@ -1,26 +1,26 @@
-//! JSON from untrusted sources as a tree of values. A value takes many times the two bytes of its
-//! shortest spelling, so the number of values is bounded before any is made.
+//! JSON from untrusted sources as a tree of values. A value uses many times the memory of its
+//! shortest text of two bytes, so the number of values is limited before parsing.
 
 use serde::de::Error as _;
 use serde_json::{Error, Value};
 use std::io::Write;
 
-/// Most values of a text; they take about 70 MB of memory. See [`values`].
+/// Most values of a text; they use about 70 MB of memory. See [`values`].
 pub const MOST_VALUES: usize = 1 << 18;
-/// Bytes of memory for each byte of a text, and for each of its values: in a list that has room for
-/// twice as many, and in a copy.
+/// Estimated bytes of memory per byte of text, and per value: includes lists with room for twice
+/// their values, and a copy.
 pub const COPIES: usize = 3;
 const VALUE: usize = 256;
-/// Values that a list and an object count as, with the room that even a short one has.
+/// Number of values that a list and an object count as, including their minimum capacity.
 const LIST: usize = 3;
 const OBJECT: usize = 4;
 
-/// Parses a text, unless it may have more than [`MOST_VALUES`] values.
+/// Parses a text. Fails if it may have more than [`MOST_VALUES`] values.
 pub fn parse(text: &[u8]) -> Result<Value, Error> {
     parse_up_to(MOST_VALUES, text)
 }
 
-/// Parses a text, unless it may have more than `most` values.
+/// Parses a text. Fails if it may have more than `most` values.
 pub fn parse_up_to(most: usize, text: &[u8]) -> Result<Value, Error> {
     if values(text) > most {
         return Err(Error::custom(format_args!("it has more than {most} values")));
@@ -28,26 +28,26 @@ pub fn parse_up_to(most: usize, text: &[u8]) -> Result<Value, Error> {
     serde_json::from_slice(text)
 }
 
-/// Returns the bytes of memory that a text of this length may take as text and as values.
+/// Returns the most memory that any text of this length can use as text and as values, in bytes.
 pub fn memory(length: usize) -> usize {
-    // The densest texts are like `[{}]`, with fewer than two values a byte.
+    // The densest texts are like `[{}]`, with fewer than two values per byte.
     COPIES * length + VALUE * (2 * length).min(MOST_VALUES)
 }
 
-/// Returns the bytes of memory that a text takes as text and as values.
+/// Returns an upper bound of the memory that a text uses as text and as values, in bytes.
 pub fn memory_of(text: &[u8]) -> usize {
     COPIES * text.len() + VALUE * values(text).min(MOST_VALUES)
 }
 
-/// Returns the bytes of memory that a value takes.
+/// Returns the bytes of memory that a value uses.
 pub fn held(value: &Value) -> usize {
     size_of::<Value>() + allocated(value)
 }
 
-/// Returns the bytes of memory behind a value.
+/// Returns the bytes of heap memory that a value owns.
 fn allocated(value: &Value) -> usize {
-    // An allocation is rounded up. A field has a name, a hash and places in a table, and an object
-    // has room for twice its fields, or for three.
+    // Allocations are rounded up. A field has a name, a hash and table entries; an object has room
+    // for two or three times its fields.
     const ROUNDED: usize = 16;
     const FIELD: usize = 48;
     match value {
@@ -66,14 +66,14 @@ fn allocated(value: &Value) -> usize {
     }
 }
 
-/// Returns the length of a value's shortest spelling, without writing it.
+/// Returns the length of a value's shortest text, without writing it.
 pub fn bytes(value: &Value) -> usize {
     let mut counter = ByteCounter(0);
     serde_json::to_writer(&mut counter, value).expect("a counter takes any bytes");
     counter.0
 }
 
-/// A sink that counts bytes.
+/// A writer that only counts bytes.
 struct ByteCounter(usize);
 
 impl Write for ByteCounter {
@@ -87,8 +87,8 @@ impl Write for ByteCounter {
     }
 }
 
-/// Returns the most values that a text can have, if it is JSON. A list and an object count as
-/// several, and a field of an object as two.
+/// Returns an upper bound of the number of values in a text, if it is JSON. A list and an object
+/// count as several values, a field of an object as two.
 fn values(text: &[u8]) -> usize {
     let (mut values, mut in_text, mut escaped) = (1, false, false);
     for byte in text {
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(bytes(&value), value.to_string().len());
     }
 
-    /// Memory that the allocator gives for the densest texts of each kind.
+    /// Memory that the allocator returns for the densest texts of each kind.
     #[test]
     fn values_take_no_more_memory_than_is_counted() {
         for piece in

@@ -1,6 +1,5 @@
-//! Helpers that any program could use: spelling of figures, bytes and shell words, the user's
-//! directories, files that are written whole, child processes under limits, threads and what they
-//! share.
+//! General helpers: formatting of numbers and shell words, the user's directories, atomic file
+//! writes, child processes under limits, threads and their shared types.
 
 pub mod child;
 pub mod files;

@@ -1,6 +1,6 @@
-//! Quoting of words for a shell: on Windows for PowerShell.
+//! Quotes words for a shell; on Windows for PowerShell.
 
-/// Returns a word as the shell of this system reads it, in quotes where it needs them.
+/// Returns a word as this system's shell reads it, quoted if necessary.
 pub fn quoted(word: &str) -> String {
     if cfg!(windows) { for_powershell(word) } else { for_sh(word) }
 }
@@ -13,8 +13,8 @@ fn for_powershell(word: &str) -> String {
     in_quotes(word, r"-_./\=:+", "''")
 }
 
-/// Puts a word in single quotes, unless it has only letters, digits and `plain` characters.
-/// `quote` stands for a quote within.
+/// Puts a word in single quotes, unless it has only letters, digits and `plain` characters. `quote`
+/// replaces a quote in the word.
 fn in_quotes(word: &str, plain: &str, quote: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || plain.contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,16 +1,17 @@
-//! Types that threads share and wait with. `tests/loom` builds the modules that use them with
-//! loom's types instead, and runs every order of their steps.
+//! Synchronisation types. `tests/loom` builds the modules that use them with loom's types instead,
+//! and runs every order of their steps.
 
 pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
 pub use std::thread;
 
 use std::time::{Duration, Instant};
 
-/// How long a waiter spins before it offers its core to others. Short: on a busy machine the one it
-/// waits for may stand in line for this very core (with 20 us, passes of small layers took 3 times
-/// as long beside other programs).
+/// Time that a waiter spins before it yields its core.
+///
+/// Short, because on a busy machine the awaited thread may be queued for this very core. With 20
+/// us, passes of small layers took 3 times as long next to other programs.
 const SPIN: Duration = Duration::from_micros(4);
-/// How long it spins and yields before it sleeps.
+/// Time that a waiter spins and yields before it sleeps.
 pub const YIELD: Duration = Duration::from_micros(150);
 
 /// Spins and then yields until a condition holds. Returns `false` after [`YIELD`].
@@ -39,7 +40,7 @@ pub fn spin(done: impl Fn() -> bool) -> bool {
     false
 }
 
-/// [`std::cell::UnsafeCell`] with accesses that loom can watch.
+/// [`std::cell::UnsafeCell`] with accesses that loom can check.
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 impl<T> UnsafeCell<T> {
@@ -47,12 +48,12 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
-    /// Passes a pointer that is read through.
+    /// Calls `read` with a pointer for reading.
     pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
         read(self.0.get())
     }
 
-    /// Passes a pointer that is written through.
+    /// Calls `write` with a pointer for writing.
     pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
     }

@@ -1,21 +1,21 @@
-//! Threads under a limit on a user's processes. If no thread can be started, the caller does the
-//! work itself, or the work is refused.
+//! Threads under a per-user process limit. If a thread cannot be started, the caller does the work
+//! itself or refuses it.
 
 use std::io::Result;
 use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-/// Work on a thread of its own, or already done by the caller.
+/// Work on its own thread, or already done by the caller.
 pub enum ScopedTask<'scope, T> {
-    Beside(ScopedJoinHandle<'scope, T>),
+    Running(ScopedJoinHandle<'scope, T>),
     Done(T),
 }
 
 impl<T> ScopedTask<'_, T> {
-    /// Waits for the result. A panic of the thread continues here.
+    /// Waits for the result. A panic of the thread is propagated.
     pub fn join(self) -> T {
         match self {
-            ScopedTask::Beside(thread) => {
+            ScopedTask::Running(thread) => {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             }
             ScopedTask::Done(result) => result,
@@ -23,21 +23,22 @@ impl<T> ScopedTask<'_, T> {
     }
 }
 
-/// Does the work on a thread of its own, or before it returns if no thread can be started. The work
-/// must not wait for something that the caller does later.
+/// Does the work on its own thread, or before returning if no thread can be started.
+///
+/// The work must not wait for later actions of the caller.
 pub fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> ScopedTask<'scope, T> {
     let (work, take) = offer(work);
     match Builder::new().spawn_scoped(scope, work) {
-        Ok(thread) => ScopedTask::Beside(thread),
+        Ok(thread) => ScopedTask::Running(thread),
         Err(_) => ScopedTask::Done(take()),
     }
 }
 
-/// Returns two closures for the same work, of which one may be called: one for a thread, and one
-/// for the caller. A thread that cannot be started drops its closure.
+/// Returns two closures for the same work: one for a thread and one for the caller. Only one of
+/// them may be called. A thread that cannot be started drops its closure.
 fn offer<T>(
     work: impl FnOnce() -> T + Send,
 ) -> (impl FnOnce() -> T + Send, impl FnOnce() -> T + Send) {
@@ -45,7 +46,7 @@ fn offer<T>(
     let other = shared.clone();
     let take = |from: &Mutex<Option<_>>| {
         let taken = from.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.expect("one of both is called")
+        taken.expect("only one closure is called")
     };
     (move || take(&shared)(), move || take(&other)())
 }
@@ -58,11 +59,12 @@ pub fn start<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work)
 }
 
-/// Returns an error if `count` threads cannot be started at once. Some libraries panic then.
+/// Returns an error if `count` threads cannot be started at once. Some libraries panic in that
+/// case.
 pub fn check(count: usize) -> Result<()> {
     let gate = Mutex::new(());
     std::thread::scope(|scope| {
-        // The gate keeps all of them alive at the same time.
+        // The gate keeps all threads alive at the same time.
         let held = gate.lock();
         let all: Result<Vec<_>> = (0..count).map(|_| start(scope, || drop(gate.lock()))).collect();
         drop(held);
@@ -70,8 +72,10 @@ pub fn check(count: usize) -> Result<()> {
     })
 }
 
-/// Starts Rayon's common pool. The pool panics if its threads cannot be started, then and at each
-/// later use, so it is given threads that have started, or the calling thread alone.
+/// Starts Rayon's common pool.
+///
+/// Rayon panics at every use if its threads cannot be started. The pool therefore gets threads that
+/// already run, or only the calling thread.
 pub fn prepare_common_pool() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -82,13 +86,13 @@ pub fn prepare_common_pool() {
             let taken = taken.clone();
             let work = move || {
                 let work = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                // Without work the pool has the calling thread alone.
+                // Without work items, the pool has the calling thread alone.
                 work.into_iter().for_each(rayon::ThreadBuilder::run);
             };
             Builder::new().spawn(work).map(drop)
         });
         let common = rayon::ThreadPoolBuilder::new();
-        // Both fail if the pool was started before, and then it works.
+        // Both calls fail if the pool was already started, which is fine.
         let _ = match started {
             Ok(()) => {
                 let give = |work| {

@@ -1,6 +1,6 @@
-//! Figures as people read them.
+//! Human-readable numbers, sizes and times.
 
-/// Returns a number with commas: `1,234,567`.
+/// Formats a number with commas: `1,234,567`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -13,7 +13,7 @@ pub fn thousands(n: u64) -> String {
     out
 }
 
-/// Returns a size with three digits: `917 B`, `1.23 MB`, `15.6 GB` (decimal units).
+/// Formats a size with three digits: `917 B`, `1.23 MB`, `15.6 GB` (decimal units).
 pub fn bytes(n: u64) -> String {
     let (mut value, mut unit) = (n as f64, "B");
     for next in ["kB", "MB", "GB", "TB"] {
@@ -26,7 +26,7 @@ pub fn bytes(n: u64) -> String {
     if unit == "B" { format!("{n} B") } else { format!("{} {unit}", digits3(value)) }
 }
 
-/// Returns a time: `23 s`, `12 min`, `17 h`.
+/// Formats a time: `23 s`, `12 min`, `17 h`.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 9.5 => format!("{s:.1} s"),
@@ -37,10 +37,10 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// Returns a number with three significant digits: 1.23, 12.3, 123, 1234.
+/// Formats a number with three significant digits: 1.23, 12.3, 123, 1234.
 pub fn digits3(x: f64) -> String {
     let decimals = match x.abs() {
-        // A number that would be rounded up to 10.00 has one decimal less.
+        // A number that rounds up to 10.00 has one decimal less.
         a if a < 9.995 => 2,
         a if a < 99.95 => 1,
         _ => 0,
@@ -48,7 +48,7 @@ pub fn digits3(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-/// Returns the shortest decimal number that reads as `x`: 0.95, and not 0.949999988079071.
+/// Returns the shortest decimal number that parses to `x`: 0.95 rather than 0.949999988079071.
 pub fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(x as f64)
 }

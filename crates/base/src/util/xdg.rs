@@ -1,12 +1,13 @@
-//! Directories of the user, as the XDG Base Directory Specification names them, or else as the
-//! system does. A path that is not absolute counts as none, as the specification demands.
+//! Directories of the user, as defined by the XDG Base Directory Specification, with the system's
+//! defaults. A relative path in a variable is ignored, as the specification requires.
 
 use crate::os::places;
 use std::path::PathBuf;
 
-/// Returns the directory of files that only save time: `$XDG_CACHE_HOME/gemma`, or
-/// `~/.cache/gemma` (Windows: `%LOCALAPPDATA%\gemma\cache`); `None` without a home. Each of its
-/// files may be deleted.
+/// Returns the directory of cache files. Users may delete any of them.
+///
+/// `$XDG_CACHE_HOME/gemma`, or `~/.cache/gemma` (Windows: `%LOCALAPPDATA%\gemma\cache`); `None`
+/// without a home.
 pub fn cache() -> Option<PathBuf> {
     of_program("XDG_CACHE_HOME", places::cache())
 }
@@ -17,7 +18,7 @@ pub fn config() -> Option<PathBuf> {
     of_program("XDG_CONFIG_HOME", places::config())
 }
 
-/// Returns the directory of files that the user made: `$XDG_DATA_HOME/gemma`, or
+/// Returns the directory of the user's data files: `$XDG_DATA_HOME/gemma`, or
 /// `~/.local/share/gemma` (Windows: `%LOCALAPPDATA%\gemma\data`).
 pub fn data() -> Option<PathBuf> {
     of_program("XDG_DATA_HOME", places::data())

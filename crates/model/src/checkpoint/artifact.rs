@@ -1,10 +1,10 @@
-//! Our own quantised checkpoints: a Hugging Face directory whose `config.json` says which matrices
-//! are packed, and how.
+//! Quantised checkpoints in this program's own format: a Hugging Face directory with a
+//! `config.json` that lists the packed matrices and their formats.
 //!
 //! `"quantization_config": {"quant_method": "gemma", "version": 2, "formats": {"<X.weight>":
-//! "i4-row+h128", ...}}`; a matrix listed there is stored as `X.weight.codes` (U8 `[rows,
-//! row_bytes]`) and, for integer codes, `X.weight.scales` (F16 `[rows, groups]`). All others are
-//! stored as they are anywhere.
+//! "i4-row+h128", ...}}`. A listed matrix is stored as `X.weight.codes` (U8 `[rows, row_bytes]`)
+//! and, for integer codes, `X.weight.scales` (F16 `[rows, groups]`). All other tensors are stored
+//! as in a normal checkpoint.
 
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -12,7 +12,7 @@ use gemma_base::tensor::Format;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// 2 since random signs stand before every Hadamard.
+/// Version of the format. 2 added random signs before every Hadamard.
 pub const VERSION: u64 = 2;
 
 /// Name of the tensor with a packed matrix's codes.
@@ -25,8 +25,8 @@ pub fn scales_name(matrix: &str) -> String {
     format!("{matrix}.scales")
 }
 
-/// The formats of packed matrices by name; empty for a checkpoint that is not quantised. `shown`
-/// names the file in errors.
+/// Returns the formats of packed matrices by name; empty for an unquantised checkpoint. `shown` is
+/// the file's name in errors.
 pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> {
     let Some(section) = config.get("quantization_config").filter(|v| !v.is_null()) else {
         return Ok(BTreeMap::new());
@@ -64,7 +64,7 @@ pub fn formats(config: &Value, shown: &str) -> Result<BTreeMap<String, Format>> 
     Ok(out)
 }
 
-/// `config` with the section that [`formats`] reads.
+/// Returns `config` with the section that [`formats`] reads.
 pub fn with_formats(config: &Value, formats: &BTreeMap<String, Format>) -> Value {
     let mut config = config.clone();
     let list: Map<String, Value> =

@@ -1,5 +1,4 @@
-//! Directories that look like a model but are not one that can be read: each is refused with what
-//! to do instead.
+//! Rejects directories and files that look like a model but cannot be read, each with a remedy.
 
 use super::store::Store;
 use anyhow::Result;
@@ -7,7 +6,7 @@ use gemma_base::error::Fault;
 use serde_json::Value;
 use std::path::Path;
 
-/// Refuses anything that is not a directory; GGUF files have gone another way by then.
+/// Fails for anything that is not a directory. GGUF files were handled before.
 pub fn check_path(path: &Path) -> Result<()> {
     let shown = path.display();
     let meta = std::fs::metadata(path)
@@ -33,8 +32,8 @@ pub fn check_path(path: &Path) -> Result<()> {
     .into())
 }
 
-/// Refuses what is in the place of a file of weights or a tokenizer: what Git leaves there instead
-/// of a large file, and the page of a web site that somebody saved under its name.
+/// Fails for files in the place of weights or a tokenizer: a Git LFS pointer, or a web page saved
+/// under that name.
 pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
     let start = &bytes[..bytes.len().min(512)];
     if start.starts_with(b"version https://git-lfs.github.com/") {
@@ -57,7 +56,7 @@ pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Refuses directories of other kinds by the files in them.
+/// Fails for directories of other kinds, recognised by their files.
 pub fn check_files(store: &Store, shown: &str) -> Result<()> {
     let files = store.list()?;
     let has = |name: &str| files.iter().any(|f| f == name);
@@ -102,7 +101,7 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
         .into())
 }
 
-/// Refuses weights that another tool has quantised.
+/// Fails for weights that another tool has quantised.
 pub fn check_config(config: &Value, shown: &str) -> Result<()> {
     if let Some(tool) = other_quantiser(config) {
         return Err(Fault::model(format!("{shown}: the weights were already quantised by {tool}"))
@@ -112,7 +111,7 @@ pub fn check_config(config: &Value, shown: &str) -> Result<()> {
     Ok(())
 }
 
-/// The tool that quantised this model, where it is not ours.
+/// Returns the tool that quantised this model, unless it is this program.
 fn other_quantiser(config: &Value) -> Option<String> {
     let places = [Some(config), config.get("text_config")];
     for place in places.into_iter().flatten() {

@@ -1,5 +1,6 @@
-//! The header of a safetensors file: 8 bytes of length, JSON, then the data that its offsets cut
-//! up. The `safetensors` crate parses and checks it; refusals here name the file and a remedy.
+//! The header of a safetensors file: 8 bytes of length, JSON, then the data at the offsets that the
+//! JSON lists. The `safetensors` crate parses and checks it; errors here name the file and a
+//! remedy.
 
 use super::view::Dtype;
 use anyhow::Result;
@@ -10,10 +11,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
-/// The longest header that is believed.
+/// Largest accepted header in bytes.
 pub const MAX_HEADER: usize = 100_000_000;
 
-/// More than any file has.
+/// More elements than any file has.
 const MOST_ELEMENTS: u64 = 1 << 48;
 
 /// One tensor of a file.
@@ -22,11 +23,11 @@ pub struct Entry {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// Bytes of the file, counted from its start.
+    /// Byte range in the file.
     pub range: Range<usize>,
 }
 
-/// The name that a JSON object has twice, if any: a map would silently keep the last one.
+/// A name that occurs twice in a JSON object, if any. A map would silently keep the last value.
 struct Duplicate(Option<String>);
 
 impl<'de> Deserialize<'de> for Duplicate {
@@ -51,10 +52,10 @@ impl<'de> Deserialize<'de> for Duplicate {
     }
 }
 
-/// Reads and checks the header of a whole file: every tensor lies inside it, none overlaps another,
-/// none is left over.
+/// Reads and checks the header of a whole file. Tensors must lie inside it, without overlaps or
+/// gaps.
 ///
-/// `file` is only named in errors. Tensors come back in the order of their data.
+/// `file` is only used in errors. Tensors are returned in the order of their data.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
     super::foreign::check_bytes(file, bytes)?;
     let damaged = |what: &dyn fmt::Display| {
@@ -75,8 +76,8 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<Entry>> {
             let what = format!("{file}: tensor `{name}` has the dtype {dtype}");
             return Err(Fault::model(what).help("weights must be BF16, F16 or F32").into());
         };
-        // An empty tensor has no bytes to bound its other dimensions; sizes are products of those
-        // too.
+        // An empty tensor has no bytes that limit its other dimensions, which also enter products
+        // of sizes.
         let room = shape.iter().try_fold(1, |n: u64, d| n.checked_mul(1.max(*d as u64)));
         if room.is_none_or(|room| room > MOST_ELEMENTS) {
             let what = format!("tensor `{name}` has the impossible shape {shape:?}");

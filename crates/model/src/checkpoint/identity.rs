@@ -1,18 +1,19 @@
-//! Which weights these are, told without reading them all.
+//! Identifies weights without reading them completely.
 
 use super::Checkpoint;
 use anyhow::{Context, Result};
 use gemma_base::os::files::Stamp;
 use sha2::{Digest, Sha256};
 
-/// Pieces of each weight file that are looked at, and their bytes.
+/// Number of sampled pieces per weight file, and bytes per piece.
 const PIECES: usize = 64;
 const PIECE: usize = 4096;
 
 impl Checkpoint {
-    /// A hash that tells one set of weights from another: of config.json, of the quantiser's
-    /// report, which holds the hash of every tensor, and of the length and evenly spread pieces of
-    /// every weight file. Where the files lie does not matter.
+    /// Returns a hash that distinguishes sets of weights, independent of their paths.
+    ///
+    /// It covers config.json, the quantiser's report (which holds the hash of every tensor), and
+    /// the length and evenly spaced samples of every weight file.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         let mut hash = Sha256::new();
         hash.update(serde_json::to_vec(&self.config)?);
@@ -23,13 +24,14 @@ impl Checkpoint {
         Ok(hash.finalize().into())
     }
 
-    /// A hash of one file: of the length and evenly spread pieces where it holds weights, else of
-    /// all of it. `None` where there is no such file.
+    /// Returns a hash of one file; `None` if it does not exist.
+    ///
+    /// For a weight file it covers the length and evenly spaced samples, else the whole content.
     pub fn digest(&self, file: &str) -> Result<Option<[u8; 32]>> {
         let mut hash = Sha256::new();
         match self.shard_names.iter().position(|name| name == file) {
             Some(shard) => self.sample(shard, &mut hash)?,
-            // A GGUF file has its configuration among its metadata.
+            // The configuration of a GGUF file is in its metadata.
             None if self.gguf.is_some() && file == "config.json" => {
                 hash.update(serde_json::to_vec(&self.config)?);
             }
@@ -41,13 +43,13 @@ impl Checkpoint {
         Ok(Some(hash.finalize().into()))
     }
 
-    /// Stamps of the open weight files.
+    /// Returns the stamps of the open weight files.
     pub fn stamps(&self) -> Result<Vec<Stamp>> {
         let stamps: Result<_, _> = self.shards.iter().map(|shard| shard.stamp()).collect();
         stamps.with_context(|| format!("looking at the files of {}", self.name))
     }
 
-    /// Hashes the length and evenly spread pieces of a weight file.
+    /// Hashes the length and evenly spaced samples of a weight file.
     fn sample(&self, shard: usize, hash: &mut Sha256) -> Result<()> {
         let mut piece = vec![0; PIECE];
         let length = self.shards[shard].len();

@@ -1,9 +1,8 @@
-//! Files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled
-//! models and GGUF files.
+//! Reads tensors from files: Hugging Face directories, this program's quantised checkpoints,
+//! bundled models and GGUF files.
 //!
-//! Everything a file can get wrong is found when it is opened, before a byte of it is used, and
-//! refused with the file, the tensor and a remedy (exit 3). Knows no model: names of tensors are
-//! only strings here.
+//! Errors of a file are found when it is opened, before its bytes are used. They name the file, the
+//! tensor and a remedy (exit 3). This module knows no model: tensor names are plain strings here.
 
 pub mod artifact;
 mod foreign;
@@ -35,10 +34,10 @@ const _: () = assert!(
     "files are little-endian and are used without conversion"
 );
 
-/// Bytes that a thread reads at a time.
+/// Bytes that a thread reads at once.
 const PIECE: usize = 4 << 20;
 
-/// An opened source of tensors and of the files beside them; weights are mapped, never copied.
+/// An open source of tensors and of the files next to them. Weights are memory-mapped, not copied.
 #[derive(Debug)]
 pub struct Checkpoint {
     name: String,
@@ -46,26 +45,26 @@ pub struct Checkpoint {
     config: serde_json::Value,
     shards: Vec<Bytes>,
     shard_names: Vec<String>,
-    raw: Vec<(usize, header::Entry)>, // shard, entry; in file order
-    by_name: HashMap<String, usize>,  // into `raw`
+    raw: Vec<(usize, header::Entry)>, // (shard, entry) in file order
+    by_name: HashMap<String, usize>,  // name -> index into `raw`
     formats: BTreeMap<String, Format>,
     notes: Vec<String>,
     gguf: Option<Box<gguf::Gguf>>,
 }
 
-/// A tensor as the model means it: a packed matrix is one of these, not two.
+/// A tensor of the model. A packed matrix is one tensor here, although files store two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
     pub name: String,
     pub kind: Kind,
-    /// Its type in a GGUF file, in small letters, where that is a type of blocks.
+    /// Lower-case GGUF type, for block-quantised tensors.
     pub file_type: Option<String>,
     pub shape: Vec<usize>,
-    /// Bytes in the file, scales included.
+    /// Bytes in the file, including scales.
     pub bytes: u64,
 }
 
-/// How a tensor is stored.
+/// Storage of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Plain(Dtype),
@@ -81,7 +80,7 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Returns the rows and columns of a matrix, or of matrices that lie one below the other.
+/// Returns rows and columns of a matrix, or of matrices stacked vertically.
 fn flat(shape: &[usize]) -> Option<[usize; 2]> {
     match *shape {
         [rows, cols] => Some([rows, cols]),
@@ -91,8 +90,8 @@ fn flat(shape: &[usize]) -> Option<[usize; 2]> {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face directory (one file or sharded), an artifact written by `gemma
-    /// quantize`, or a GGUF file, which still has to be told how to look ([`Checkpoint::present`]).
+    /// Opens a Hugging Face directory (one file or shards), a checkpoint written by `gemma
+    /// quantize`, or a GGUF file. The caller must call [`Checkpoint::present`] for a GGUF file.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         if let Some(file) = gguf::find(path)? {
             return Self::open_gguf(&file);
@@ -104,7 +103,7 @@ impl Checkpoint {
         Self::from_store(name, Store::Directory(path.to_path_buf()), &path.display().to_string())
     }
 
-    /// Opens a model that lies in memory: `files` are those of a directory, by name.
+    /// Opens a model in memory: `files` are the files of a directory, by name.
     pub fn from_memory(
         name: &str,
         files: Vec<(&'static str, &'static [u8])>,
@@ -165,7 +164,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The index and the shards must tell the same story.
+    /// Checks that the index agrees with the shards.
     fn check_index(&self, map: &BTreeMap<String, String>) -> Result<()> {
         let index = self.store.display(shards::INDEX);
         let help = "index and shards are of different exports: \
@@ -191,17 +190,17 @@ impl Checkpoint {
         }
     }
 
-    /// The last part of its path, or what a bundled model is called.
+    /// Returns the last part of its path, or the name of a bundled model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `config.json`, an object.
+    /// Returns `config.json`, a JSON object.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
 
-    /// How errors name one of its files.
+    /// Returns the name of one of its files for errors.
     pub fn display(&self, file: &str) -> String {
         match &self.gguf {
             Some(_) => format!("{}:{file}", self.store.display(&self.name)),
@@ -209,7 +208,7 @@ impl Checkpoint {
         }
     }
 
-    /// A file beside the weights, such as `tokenizer.json`; `None` when there is none.
+    /// Returns a file next to the weights, such as `tokenizer.json`; `None` if there is none.
     pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
         anyhow::ensure!(is_portable_name(name), "side file {name:?} is not a plain name");
         match &self.gguf {
@@ -218,7 +217,7 @@ impl Checkpoint {
         }
     }
 
-    /// Same, parsed as a JSON object.
+    /// Like [`Checkpoint::side_file`], parsed as a JSON object.
     pub fn side_json(&self, name: &str) -> Result<Option<serde_json::Value>> {
         match &self.gguf {
             Some(gguf) => {
@@ -228,19 +227,20 @@ impl Checkpoint {
         }
     }
 
-    /// Raw tensors in file order; a packed matrix shows as its codes and scales.
+    /// Returns the stored tensors in file order; a packed matrix appears as codes and scales.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
         self.raw.iter().map(|(shard, e)| (e.name.as_str(), self.view(*shard, e)))
     }
 
-    /// One raw tensor.
+    /// Returns one stored tensor.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.by_name.get(name).map(|i| self.view(self.raw[*i].0, &self.raw[*i].1))
     }
 
-    /// Some bytes of a raw tensor, read from its file rather than through the map: of a whole pass
-    /// over a large checkpoint nothing stays in memory, and a file that was cut off meanwhile is an
-    /// error.
+    /// Reads bytes of a stored tensor from its file, not through the memory map.
+    ///
+    /// A pass over a large checkpoint then leaves nothing in memory, and a file that was truncated
+    /// in the meantime is an error.
     pub fn read(
         &self,
         tensor: &str,
@@ -252,8 +252,9 @@ impl Checkpoint {
         self.read_at(index, bytes.start, out)
     }
 
-    /// Reads all files of weights once, by all threads, and keeps nothing: what that takes bounds
-    /// what loading takes. Returns their bytes.
+    /// Reads all weight files once with all threads and discards the data. Returns their bytes.
+    ///
+    /// The time is a lower bound for loading.
     pub fn read_through(&self) -> Result<u64> {
         threads::prepare_common_pool();
         let pieces =
@@ -270,22 +271,21 @@ impl Checkpoint {
         Ok(self.file_bytes())
     }
 
-    /// Returns the bytes of all files of weights.
+    /// Returns the total bytes of all weight files.
     pub fn file_bytes(&self) -> u64 {
-        // Behind the files come the tensors that were made for a GGUF file.
+        // Shards after those of the files hold converted tensors of a GGUF file.
         let files = self.shards.iter().take(self.shard_names.len());
         files.map(|shard| shard.len() as u64).sum()
     }
 
-    /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are
-    /// read again.
+    /// Releases the memory of a stored tensor's mapped bytes. Later accesses read them again.
     pub fn release(&self, tensor: &str) {
         if let Some((shard, entry)) = self.by_name.get(tensor).map(|i| &self.raw[*i]) {
             self.shards[*shard].release(entry.range.clone());
         }
     }
 
-    /// Names of the files that hold the weights.
+    /// Returns the names of the weight files.
     pub fn weight_files(&self) -> &[String] {
         &self.shard_names
     }
@@ -298,17 +298,17 @@ impl Checkpoint {
         }
     }
 
-    /// Formats of the packed matrices, by name; empty where nothing is packed.
+    /// Returns the formats of the packed matrices by name; empty if none is packed.
     pub fn formats(&self) -> &BTreeMap<String, Format> {
         &self.formats
     }
 
-    /// Notes for the user about parts that were skipped, one line each.
+    /// Returns notes for the user about skipped parts, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Tensors as the model means them, in file order.
+    /// Returns the model's tensors in file order.
     pub fn stored(&self) -> Vec<Stored> {
         let mut out = Vec::new();
         for (_, entry) in &self.raw {
@@ -323,7 +323,7 @@ impl Checkpoint {
         out
     }
 
-    /// One tensor as the model means it: its name, kind, shape and size.
+    /// Returns name, kind, shape and size of one of the model's tensors.
     pub fn lookup(&self, name: &str) -> Option<Stored> {
         if let Some(format) = self.formats.get(name) {
             let matrix = self.packed(name).ok()?;
@@ -354,13 +354,13 @@ impl Checkpoint {
         })
     }
 
-    /// The blocks of a tensor of a GGUF file, where it is stored in blocks.
+    /// Returns the block type of a tensor of a GGUF file, if it is block-quantised.
     fn block(&self, name: &str) -> Option<(Code, GgmlType)> {
         let code = self.gguf.as_ref()?.block(name)?;
         Some((code, code.spec().ggml?))
     }
 
-    /// The format that [`Checkpoint::matrix`] gives a tensor in, without loading it.
+    /// Returns the format in which [`Checkpoint::matrix`] returns a tensor, without loading it.
     pub fn format(&self, name: &str) -> Option<Format> {
         Some(match self.lookup(name)?.kind {
             Kind::Packed(format) => format,
@@ -369,8 +369,10 @@ impl Checkpoint {
         })
     }
 
-    /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
-    /// blocks of a GGUF file as the same integers in our order.
+    /// Returns a two-dimensional tensor as a matrix.
+    ///
+    /// bf16, f32 and packed tensors are not copied. f16 becomes f32. Blocks of a GGUF file become
+    /// the same integers in this program's order.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         let matrix = self.whole_matrix(name)?;
         let (kind, row) = (matrix.format.code.spec().side, matrix.format.row_side(matrix.cols));
@@ -413,7 +415,7 @@ impl Checkpoint {
         }
     }
 
-    /// A packed matrix; all its claims are checked.
+    /// Returns a packed matrix after checking its format, shapes and types.
     fn packed(&self, name: &str) -> Result<Matrix<'_>> {
         let format = self.formats[name];
         let bad = |what: String| {
@@ -439,7 +441,7 @@ impl Checkpoint {
             return Matrix::new(format, blocks, cols, codes, Vec::new())
                 .map_err(|e| bad(format!("{e:#}")).into());
         }
-        // Rows of trellis codes are padded: how many count, the scales say.
+        // Rows of trellis codes are padded; the scales tell the number of actual rows.
         let (rows, row_scales, side) = part(artifact::scales_name(name), Dtype::F16)?;
         let fits = format.check_cols(cols).is_ok() && 2 * row_scales == format.row_side(cols);
         if !fits || format.codes_shape(rows, cols) != [blocks, block_bytes] {

@@ -1,4 +1,4 @@
-//! Which weight files a checkpoint has: `model.safetensors`, or the shards that
+//! Finds the weight files of a checkpoint: `model.safetensors`, or the shards that
 //! `model.safetensors.index.json` lists.
 
 use super::store::Store;
@@ -11,18 +11,17 @@ use std::collections::BTreeMap;
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// Weight files and, for a sharded model, which file each tensor is said to be in.
+/// Weight files and, for a sharded model, the index from tensors to files.
 #[derive(Debug, Default)]
 pub struct Shards {
-    /// Sorted, each once.
+    /// Sorted and unique.
     pub files: Vec<String>,
     pub weight_map: Option<BTreeMap<String, String>>,
 }
 
-/// Finds the weight files and checks that all of them are there. `shown` names the checkpoint in
-/// errors.
+/// Finds the weight files and checks that all exist. `shown` is the checkpoint's name in errors.
 pub fn find(store: &Store, shown: &str) -> Result<Shards> {
-    // transformers prefers the single file where both are present.
+    // transformers prefers the single file if both exist.
     if store.contains(SINGLE) {
         return Ok(Shards { files: vec![SINGLE.into()], weight_map: None });
     }

@@ -1,4 +1,4 @@
-//! Tensors as bytes that are read from their files when they are wanted, not through the map.
+//! Tensors as byte sources that are read from their files on demand, not through the memory map.
 
 use super::gguf::types::Opener;
 use super::{Checkpoint, Dtype, artifact, flat};
@@ -7,11 +7,11 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::{SideKind, Source, StoredMatrix};
 use half::f16;
 
-/// A raw tensor's bytes.
+/// The bytes of a stored tensor.
 #[derive(Clone, Copy)]
 struct Tensor<'a> {
     checkpoint: &'a Checkpoint,
-    /// Among the raw tensors.
+    /// Index among the stored tensors.
     index: usize,
 }
 
@@ -21,7 +21,7 @@ impl Source for Tensor<'_> {
     }
 }
 
-/// A tensor whose units of `from` bytes become units of `to` bytes as they are read.
+/// A tensor that is converted while it is read: units of `from` bytes become units of `to` bytes.
 struct Converted<'a, F> {
     tensor: Tensor<'a>,
     from: usize,
@@ -30,7 +30,7 @@ struct Converted<'a, F> {
     convert: F,
 }
 
-/// Bytes that are converted at a time.
+/// Bytes that are converted at once.
 const RUN: usize = 64 << 10;
 
 impl<F: Fn(&[u8], &mut [u8]) + Sync> Source for Converted<'_, F> {
@@ -52,13 +52,13 @@ impl<F: Fn(&[u8], &mut [u8]) + Sync> Source for Converted<'_, F> {
     }
 }
 
-/// A side whose floats are checked as they are read.
+/// A matrix side with floats that are checked while they are read.
 struct CheckedSide<'a> {
     source: Box<dyn Source + 'a>,
     checkpoint: &'a Checkpoint,
     name: String,
     kind: SideKind,
-    /// Bytes of a row.
+    /// Bytes per row.
     row: usize,
 }
 
@@ -69,7 +69,7 @@ impl Source for CheckedSide<'_> {
     }
 }
 
-/// Widens f16 to f32.
+/// Converts f16 to f32.
 fn widen(halves: &[u8], floats: &mut [u8]) {
     for (half, float) in halves.as_chunks().0.iter().zip(floats.as_chunks_mut().0) {
         *float = f16::from_le_bytes(*half).to_f32().to_le_bytes();
@@ -77,7 +77,7 @@ fn widen(halves: &[u8], floats: &mut [u8]) {
 }
 
 impl Checkpoint {
-    /// Same as [`Checkpoint::matrix`], not read yet; all its claims are checked.
+    /// Like [`Checkpoint::matrix`], but reads the data later. Format, shapes and types are checked.
     pub fn stored_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
         let StoredMatrix { format, rows, cols, codes, side } = self.unchecked_matrix(name)?;
         let (kind, row) = (format.code.spec().side, format.row_side(cols));
@@ -87,8 +87,8 @@ impl Checkpoint {
         Ok(StoredMatrix { format, rows, cols, codes, side: side.map(checked) })
     }
 
-    /// Refuses a side with a scale or minimum that no model has. Its `bytes` begin at byte `at`, a
-    /// row has `row` of them.
+    /// Fails for a side with a scale or minimum that no valid model has. `bytes` start at byte `at`
+    /// of the side; each row has `row` bytes.
     pub(super) fn check_side(
         &self,
         name: &str,
@@ -159,7 +159,7 @@ impl Checkpoint {
         Ok(StoredMatrix { format, rows, cols, codes, side })
     }
 
-    /// Bytes of a raw tensor from `at` on, see [`Checkpoint::read`].
+    /// Reads bytes of a stored tensor from offset `at`, see [`Checkpoint::read`].
     pub(super) fn read_at(&self, index: usize, at: usize, out: &mut [u8]) -> Result<()> {
         let (shard, entry) = &self.raw[index];
         let (length, tensor) = (entry.range.len(), &entry.name);
@@ -169,7 +169,7 @@ impl Checkpoint {
         self.read_shard(*shard, entry.range.start + at, out, &what)
     }
 
-    /// Reads bytes of a weight file from `at` on; errors call them `what`.
+    /// Reads bytes of a weight file from offset `at`. Errors call them `what`.
     pub(super) fn read_shard(
         &self,
         shard: usize,

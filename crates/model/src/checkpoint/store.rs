@@ -1,4 +1,4 @@
-//! Where a checkpoint's files come from: a directory, or bytes inside the binary.
+//! Source of a checkpoint's files: a directory, or bytes inside the binary.
 
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::PathBuf;
 
-/// Largest side file that is read whole (Gemma's tokenizer.json has 33 MB).
+/// Largest side file that is read into memory (Gemma's tokenizer.json has 33 MB).
 const MAX_SIDE_FILE: u64 = 512 << 20;
 
 /// A set of named files.
@@ -41,8 +41,8 @@ impl std::ops::Deref for Bytes {
 }
 
 impl Bytes {
-    /// Reads from the file itself: unlike the map, a file that shrank meanwhile is an error and no
-    /// signal, and what was read does not stay in this process.
+    /// Reads from the file itself. Unlike with the map, a file that shrank is an error instead of a
+    /// signal, and the bytes do not stay in this process.
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
         match self {
             Bytes::Mapped(_, file) => os::files::read_exact_at(file, out, start as u64),
@@ -75,7 +75,7 @@ fn unreadable(file: &str, e: &std::io::Error) -> Fault {
 }
 
 impl Store {
-    /// How errors name a file.
+    /// Returns the name of a file for errors.
     pub fn display(&self, file: &str) -> String {
         match self {
             Store::Directory(dir) => dir.join(file).display().to_string(),
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Names of all files, sorted; those of subdirectories are left out.
+    /// Returns the sorted names of all files, without those in subdirectories.
     pub fn list(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = match self {
             Store::Directory(dir) => {
@@ -106,7 +106,7 @@ impl Store {
         Ok(names)
     }
 
-    /// A small file as a whole; `None` when there is none.
+    /// Reads a small file completely; `None` if there is none.
     pub fn read(&self, file: &str) -> Result<Option<Cow<'_, [u8]>>> {
         match self {
             Store::Memory(_, files) => Ok(files
@@ -135,7 +135,7 @@ impl Store {
         }
     }
 
-    /// A large file, mapped.
+    /// Maps a large file.
     pub fn map(&self, file: &str) -> Result<Bytes> {
         let name = self.display(file);
         match self {
@@ -151,17 +151,17 @@ impl Store {
                         .help("its download failed: fetch it again")
                         .into());
                 }
-                // SAFETY: the map is read-only and private to us, and every range handed out is
-                // checked against its length. Offsets and sizes are taken from a copy of its header
-                // alone, so that bytes which another process changes meanwhile are wrong weights
-                // and nothing else. A file that is shortened faults: `os::crash` reports it.
+                // SAFETY: the map is read-only and private to this process, and every range is
+                // checked against its length. Offsets and sizes come only from a copy of its
+                // header. Bytes that another process changes are therefore wrong weights, but not
+                // memory errors. A shortened file faults: `os::crash` reports it.
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
                 Ok(Bytes::Mapped(map, file))
             }
         }
     }
 
-    /// A JSON object; `None` when there is no such file.
+    /// Reads a JSON object; `None` if there is no such file.
     pub fn json(&self, file: &str) -> Result<Option<serde_json::Value>> {
         let Some(bytes) = self.read(file)? else { return Ok(None) };
         let name = self.display(file);

@@ -1,4 +1,4 @@
-//! A tensor as a file stores it: dtype, shape, bytes.
+//! A tensor as stored in a file: dtype, shape, bytes.
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ pub fn is_weight(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
 
-/// One stored tensor; `data` holds the product of `shape` elements, little-endian, row-major.
+/// One stored tensor. `data` holds the elements of `shape`, little-endian, row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     pub dtype: Dtype,
@@ -18,7 +18,7 @@ pub struct TensorView<'a> {
 }
 
 impl TensorView<'_> {
-    /// Appends elements `range` (flat, row-major) as f32.
+    /// Appends elements `range` (flat indices, row-major) as f32.
     ///
     /// Fails for dtypes other than f16, bf16 and f32.
     pub fn read_f32(&self, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
@@ -63,7 +63,7 @@ mod tests {
                 .collect()
         };
         for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
-            // One byte in front: nothing says that data are aligned.
+            // One byte before the data makes it unaligned.
             let data = [vec![0], bytes(dtype)].concat();
             let view = TensorView { dtype, shape: &[4], data: &data[1..] };
             let want = values.map(|v| match dtype {

@@ -1,7 +1,7 @@
-//! A draft model that reads the caches of an engine and has none of its own.
+//! A draft model that reads the KV cache of an engine and has none of its own.
 //!
-//! It drafts behind what is committed. Its trees begin with the token that follows, which the
-//! target has picked and not read.
+//! It drafts after the committed tokens. The root of each of its trees is the next token, which the
+//! target has sampled but not evaluated.
 
 use super::{Output, Scores};
 use crate::models::Angles;
@@ -11,51 +11,54 @@ use anyhow::Result;
 use gemma_base::compute::step::NO_PARENT;
 use gemma_base::tensor::Token;
 
-/// A node of an assistant's trees. Nodes of all texts are numbered in the order in which they are
-/// evaluated, from 0 in each round.
+/// A node of an assistant's trees.
+///
+/// Nodes of all sequences are numbered in evaluation order, from 0 in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssistantNode {
     pub sequence: usize,
-    /// An earlier pass evaluated it; `None` at the root.
+    /// A node of an earlier pass; `None` for the root.
     pub parent: Option<u32>,
     pub token: Token,
 }
 
 /// The assistant of an engine, see [`Engine::assistant`](super::Engine::assistant).
 pub trait Assistant {
-    /// Returns the most nodes of a round.
+    /// Returns the most nodes per round.
     fn max_nodes(&self) -> usize;
-    /// Forgets all nodes and begins trees of these sequences. Returns for each whether it can: the
-    /// last pass must have scored its newest committed token.
+    /// Discards all nodes and starts trees for these sequences.
+    ///
+    /// Returns for each sequence whether it can draft: the last pass must have scored its newest
+    /// committed token.
     fn begin(&mut self, sequences: &[usize]) -> Result<Vec<bool>>;
     /// Scores nodes in one pass.
     fn evaluate(&mut self, nodes: &[AssistantNode], output: Output, out: &mut Scores)
     -> Result<()>;
 }
 
-/// The rows of an assistant's trees. The first row of each sequence stands for what is committed.
+/// Rows of an assistant's trees. The first row of each sequence represents its committed tokens.
 #[derive(Default)]
 pub struct AssistantRows {
     pub(super) angles: Vec<Angles>,
     pub(super) tokens: Vec<Token>,
-    /// Position of the root, for the rows that stand for what is committed. Nodes stand one
-    /// position in front of it: they see what is committed.
+    /// Position of each row. Rows that represent the committed tokens have the root's position.
+    /// Nodes are one position before it, so that they see exactly the committed tokens.
     pub(super) positions: Vec<u32>,
     pub(super) parents: Vec<u32>,
     pub(super) roots: Vec<u32>,
     pub(super) sequences: Vec<u32>,
-    /// The row among those scored last of each sequence's newest committed token.
+    /// For each sequence, the index of its newest committed token among the rows scored last.
     pub(super) scored: Vec<Option<usize>>,
 }
 
 impl AssistantRows {
-    /// Makes the rows for an assistant and so many sequences.
+    /// Creates the rows for an assistant of `sequences` sequences.
     pub fn new(model: &AssistantForward, sequences: usize) -> AssistantRows {
         let angles = model.ropes.iter().map(RopeTable::angles).collect();
         AssistantRows { angles, scored: vec![None; sequences], ..AssistantRows::default() }
     }
 
-    /// Forgets the states of all sequences, or of one.
+    /// Forgets the states of one sequence, or of all.
     pub fn forget(&mut self, sequence: Option<usize>) {
         match sequence {
             Some(sequence) => self.note(sequence, None),
@@ -63,14 +66,14 @@ impl AssistantRows {
         }
     }
 
-    /// Notes which row among those scored has the state behind a sequence.
+    /// Sets the index of the scored row that holds the state after a sequence's last token.
     pub fn note(&mut self, sequence: usize, scored: Option<usize>) {
         if let Some(slot) = self.scored.get_mut(sequence) {
             *slot = scored;
         }
     }
 
-    /// Starts anew with a row of each sequence, behind its committed tokens.
+    /// Restarts with one row per sequence, after its committed tokens.
     pub(super) fn clear(&mut self, committed: impl Iterator<Item = usize>) {
         let rows = [
             &mut self.tokens,

@@ -1,5 +1,5 @@
-//! One model and its timelines. A pass scores trees without touching the caches, `commit`
-//! makes paths history.
+//! One model and its sequences. A pass scores trees without changing the KV cache; `commit` appends
+//! paths to it.
 
 pub mod assistant;
 mod pages;
@@ -24,7 +24,7 @@ use gemma_base::kv::{PageList, Pages};
 use gemma_base::tensor::{Token, is_place};
 use std::sync::Arc;
 
-/// Which rows of a forward pass need scores.
+/// Rows of a forward pass that need scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     None,
@@ -32,27 +32,27 @@ pub enum Rows {
     All,
 }
 
-/// Logits of the rows asked for.
+/// Logits of the scored rows.
 #[derive(Clone, Debug, Default)]
 pub struct Scores {
     pub vocab: usize,
-    /// f32 `[rows asked for, vocab]`
+    /// f32 `[scored rows, vocab]`
     pub logits: Vec<f32>,
-    /// The best tokens of each row asked for, best first, where [`Output::Best`] asked for them in
-    /// place of logits
+    /// Best tokens of each scored row, best first, if [`Output::Best`] was requested instead of
+    /// logits
     pub best: Vec<Vec<(Token, f32)>>,
-    /// Final-norm hidden states of the same rows, where [`Output::Hidden`] asked for them: f32
-    /// `[rows asked for, dim]`
+    /// Final-norm hidden states of the scored rows, if [`Output::Hidden`] was requested: f32
+    /// `[scored rows, dim]`
     pub hidden: Vec<f32>,
 }
 
 impl Scores {
-    /// Returns the logits of the i-th row asked for.
+    /// Returns the logits of the i-th scored row.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.logits[i * self.vocab..][..self.vocab]
     }
 
-    /// Returns the token that `sampler` picks from the i-th row asked for, which stands at
+    /// Returns the token that `sampler` picks from the i-th scored row, which has position
     /// `position`.
     pub fn pick(
         &self,
@@ -75,17 +75,17 @@ impl Scores {
     }
 }
 
-/// Tokens of the columns of an engine's scores, where a column is not the token's own number.
+/// Maps columns of an engine's scores to tokens, if a column is not the token's id.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     /// `[columns]`
     tokens: Vec<Token>,
-    /// Column of each token, `u32::MAX` where it has none. `[tokens that the engine takes]`
+    /// Column of each token, `u32::MAX` if it has none. `[tokens that the engine accepts]`
     columns: Vec<u32>,
 }
 
 impl Columns {
-    /// Makes columns of which column i is for `tokens[i]`. The engine takes tokens below `vocab`.
+    /// Creates the map: column i belongs to `tokens[i]`. The engine accepts tokens below `vocab`.
     pub fn new(tokens: Vec<Token>, vocab: usize) -> Self {
         let mut columns = vec![u32::MAX; vocab];
         for (column, &token) in tokens.iter().enumerate() {
@@ -100,35 +100,35 @@ impl Columns {
         self.tokens[column]
     }
 
-    /// Returns the column of a token; `None` where the engine gives it no score.
+    /// Returns the column of a token; `None` if the engine does not score it.
     pub fn column(&self, token: Token) -> Option<usize> {
         self.columns.get(token as usize).filter(|c| **c != u32::MAX).map(|c| *c as usize)
     }
 }
 
-/// Input of a pass for one sequence: the nodes of a tree from `first` on. Scratch holds the nodes
-/// before it since the last pass.
+/// Input of a pass for one sequence: the nodes of a tree from index `first`. Scratch still holds
+/// the earlier nodes from the last pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub sequence: usize,
     pub tree: &'a TokenTree,
     pub first: usize,
-    /// The nodes evaluated that get scores.
+    /// The evaluated nodes that need scores.
     pub rows: Rows,
 }
 
 impl<'a> Input<'a> {
-    /// Makes an input of a whole tree.
+    /// Creates an input of a whole tree.
     pub fn new(sequence: usize, tree: &'a TokenTree, rows: Rows) -> Self {
         Input { sequence, tree, first: 0, rows }
     }
 
-    /// Leaves out the nodes before `first`, which are in scratch.
+    /// Leaves out the nodes before `first`, which are still in scratch.
     pub fn after(self, first: usize) -> Self {
         Input { first, ..self }
     }
 
-    /// Returns the number of rows whose scores it asks for.
+    /// Returns the number of rows that need scores.
     pub fn scored(&self) -> usize {
         match self.rows {
             Rows::None => 0,
@@ -138,58 +138,57 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The form in which scores are wanted.
+/// The requested form of the scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// All logits.
     #[default]
     Logits,
-    /// The same, and the hidden states that the head reads.
+    /// All logits, and the hidden states that the head reads.
     Hidden,
-    /// The `n` best tokens of a row below `usable`. An engine may give all logits instead.
+    /// The `n` best tokens of a row below `usable`. An engine may return all logits instead.
     Best { n: usize, usable: usize },
-    /// All logits, which may stay where they are if the host can read them there. [`Scores`] then
-    /// come without them, and [`Engine::lend`] has them.
+    /// All logits, which may stay in the engine if the host can read them there. [`Scores`] then
+    /// has none; read them with [`Engine::lend`].
     Lent,
 }
 
-/// Properties of an engine, for as long as it lives.
+/// Constant properties of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineInfo {
-    /// Texts that it keeps apart, each with a cache and a history of its own.
+    /// Number of sequences, each with its own cache and history.
     pub sequences: usize,
-    /// Most rows that scratch holds, and so a pass takes, of all sequences together. A pass with an
+    /// Most rows in scratch, and therefore per pass, of all sequences together. A pass with an
     /// image may have more, see `image_rows`.
     pub max_rows: usize,
-    /// Most rows that scratch holds where the rows of an image are among them: at least `max_rows`.
+    /// Most rows in scratch if they include an image: at least `max_rows`.
     pub image_rows: usize,
-    /// The images that texts may name. `None` for an engine that takes no images, or reads each
-    /// place of one as some token.
+    /// The images that texts may contain. `None` for an engine that accepts no images, or treats
+    /// image placeholders as some token.
     pub images: Option<Arc<Images>>,
-    /// Tokens that it takes: all below this.
+    /// Accepted tokens: all ids below this.
     pub vocab: usize,
-    /// Positions that a row sees directly, its own included; `None` where it sees all of them.
-    /// Older positions reach it only through others.
+    /// Positions that a row attends directly, including its own; `None` for all. Older positions
+    /// affect it only through others.
     pub reach: Option<usize>,
-    /// Tokens of the columns of its scores; `None` where column and token are one number.
+    /// Maps columns of scores to tokens; `None` if column and token id are equal.
     pub columns: Option<Columns>,
-    /// Rows that a token without a column of its own takes, at most. Any other takes one.
+    /// Most rows of a token without a column. Any other token has one row.
     pub most_rows: usize,
-    /// Its layers by the pages that they keep, global ones first; empty for an engine without
-    /// pages.
+    /// Layers grouped by page count, global ones first; empty for an engine without pages.
     pub paged: Vec<PagedLayers>,
 }
 
-/// The layers of an engine that keep the same pages of a sequence.
+/// Layers of an engine that keep the same pages of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedLayers {
     pub pages: Pages,
-    /// Bytes of one page in all of these layers
+    /// Bytes of one page over all of these layers
     pub page_bytes: usize,
 }
 
 impl EngineInfo {
-    /// Returns the most rows that a token takes. A place of an image takes one.
+    /// Returns the most rows of a token. An image placeholder has one.
     pub fn rows_of(&self, token: Token) -> usize {
         let is_row = self.columns.as_ref().is_none_or(|c| c.column(token).is_some());
         let is_row = is_row || is_place(token);
@@ -197,34 +196,34 @@ impl EngineInfo {
     }
 }
 
-/// The part of a sequence that the caches hold.
+/// The committed part of a sequence in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cached<'a> {
-    /// All tokens committed. Their number is the position of the next one, which is kept nowhere
+    /// All committed tokens. Their number is the position of the next one, which is stored nowhere
     /// else.
     pub tokens: &'a [Token],
-    /// Tokens that fit behind them, at least, as long as there are pages.
+    /// Minimum number of tokens that still fit, if there are pages.
     pub room: usize,
-    /// Pages that no sequence and no prefix holds. A sequence may take one for each [`PAGE`] tokens
-    /// committed. Where no page is left, prefixes have to be dropped.
+    /// Pages that no sequence and no prefix owns. A sequence needs one per [`PAGE`] committed
+    /// tokens. If no page is left, the caller must drop prefixes.
     ///
     /// [`PAGE`]: gemma_base::kv::PAGE
     pub free_pages: usize,
 }
 
-/// The beginning of a text. Its keys and values stay in the caches until this is dropped, also
-/// after the sequence that it was read in has gone. All sequences that begin with it share its
-/// pages.
+/// The beginning of a text, kept in the cache until this is dropped.
+///
+/// It survives the sequence that it was read in. All sequences that begin with it share its pages.
 #[derive(Clone, Debug)]
 pub struct Prefix {
     /// Whole pages
     tokens: Box<[Token]>,
-    /// One list for each of the engine's page tables; empty where an engine has no pages.
+    /// One list per page table of the engine; empty if the engine has no pages.
     pages: Vec<PageList>,
 }
 
 impl Prefix {
-    /// Makes a prefix without pages, for an engine that keeps tokens alone.
+    /// Creates a prefix without pages, for an engine that keeps only tokens.
     pub fn of_tokens(tokens: &[Token]) -> Prefix {
         Prefix { tokens: tokens.into(), pages: Vec::new() }
     }
@@ -233,13 +232,13 @@ impl Prefix {
         &self.tokens
     }
 
-    /// Makes it the beginning of a longer prefix, whose other pages are still to be copied in.
+    /// Turns it into the beginning of a longer prefix. The additional pages must then be copied in.
     pub fn extended_to(self, tokens: &[Token]) -> Prefix {
         debug_assert!(tokens.starts_with(&self.tokens));
         Prefix { tokens: tokens.into(), ..self }
     }
 
-    /// Lets go of the pages of all layers behind some, see [`EngineInfo::paged`].
+    /// Drops the pages of all layers after `layers`, see [`EngineInfo::paged`].
     pub fn forget_above(&mut self, layers: usize) {
         self.pages.iter_mut().skip(layers + 1).for_each(|list| *list = PageList::default());
     }
@@ -247,56 +246,64 @@ impl Prefix {
 
 /// Direction in which a page is copied.
 pub enum PageCopy<'a> {
-    /// Appends the bytes of the caches to these.
+    /// Appends the page's bytes to this vector.
     Out(&'a mut Vec<u8>),
     /// Fills a free page with these bytes.
     In(&'a [u8]),
 }
 
-/// One model and the caches of a text, or of several: its sequences.
+/// One model with the KV caches of one or several sequences.
 ///
-/// A row's result depends on its own token path and on the images that the path names, bit for bit:
-/// never on the other rows, the tree's shape, the thread count, or how the prompt was cut. All rows
-/// of an image are in one pass, each the parent of the next.
+/// A row's result depends, bit for bit, only on its own token path and on the images in that path.
+/// It does not depend on other rows, the tree's shape, the thread count, or how the prompt was cut.
+/// All rows of an image are in one pass, each the parent of the next.
 ///
-/// No method has a body here: an engine around another one forwards each of them or says what it
-/// does not do. [`EngineExt`] has the functions that follow from them.
+/// The trait has no default methods, so a wrapping engine handles each one explicitly.
+/// [`EngineExt`] adds functions built on these methods.
 pub trait Engine: Send {
     fn info(&self) -> &EngineInfo;
     fn cached(&self, sequence: usize) -> Cached<'_>;
-    /// Begins a pass over nodes of a tree of each of these sequences, each evaluated as it would be
-    /// alone. Keys and values go to scratch, which holds the trees named here and no others from
-    /// then on; an input without new nodes keeps its tree there. Where all trees are new, scratch
-    /// is empty before.
+    /// Starts a pass over nodes of one tree per sequence. Each sequence's result is as if it ran
+    /// alone.
     ///
-    /// Returns whether a device works by itself now, with time for the caller to do something else;
-    /// nothing but [`is_busy`](Self::is_busy) may be asked before [`finish`](Self::finish).
+    /// Keys and values go to scratch, which afterwards holds only the trees of `inputs`. An input
+    /// without new nodes keeps its tree there. If all trees are new, scratch is cleared first.
+    ///
+    /// Returns whether a device now works in the background, so that the caller has time for other
+    /// work. Until [`finish`](Self::finish), only [`is_busy`](Self::is_busy) may be called.
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool>;
-    /// Returns whether the device that was left at work still is.
+    /// Returns whether the device still works on the pass.
     fn is_busy(&self) -> bool;
-    /// Waits for the pass that was begun and gives its scores, in the order of its inputs.
+    /// Waits for the pass and returns its scores, in the order of its inputs.
     fn finish(&mut self, out: &mut Scores) -> Result<()>;
-    /// Returns the logits of the i-th row asked for where they were left, until the next pass.
+    /// Returns the i-th scored row's logits in the engine's own memory, until the next pass.
     fn lend(&self, i: usize) -> Option<&[f32]>;
-    /// Makes nodes in scratch part of the caches. Each of these sequences gives a path of nodes,
-    /// root first, each the parent of the next. The rest of its tree is forgotten; trees of other
-    /// sequences stay.
+    /// Moves nodes from scratch to the KV cache.
+    ///
+    /// Each sequence has a path of nodes from the root, each the parent of the next. The rest of
+    /// its tree is discarded. Trees of other sequences stay.
     fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()>;
-    /// Takes a sequence back to `position` tokens. Fails when a sliding window has lost positions
-    /// that this needs, or in the middle of a page that a prefix holds. Position 0 always succeeds.
+    /// Truncates a sequence to `position` tokens.
+    ///
+    /// Fails if a sliding window has dropped required positions, or in the middle of a page that a
+    /// prefix shares. Position 0 always succeeds.
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()>;
-    /// Keeps the first `tokens` tokens of a sequence, which are whole pages, and the windows that
-    /// the next token needs. Returns `None` where they do not end with a page, where windows have
-    /// moved on too far, or where an engine cannot keep anything.
+    /// Retains the first `tokens` tokens of a sequence, with the windows that the next token needs.
+    ///
+    /// Returns `None` if they are not whole pages, if windows have moved too far, or if the engine
+    /// cannot retain anything.
     fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix>;
-    /// Replaces a sequence by the first `tokens` tokens of a prefix, which are whole pages, without
-    /// computing anything. Fails where the prefix has not kept the windows that this needs. All of
-    /// its tokens always succeed.
+    /// Replaces a sequence by the first `tokens` tokens of a prefix, without computation.
+    ///
+    /// `tokens` must be whole pages. Fails if the prefix lacks the windows that this needs. The
+    /// whole prefix always succeeds.
     fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()>;
-    /// Copies the nth page of a prefix in some layers ([`EngineInfo::paged`]) out of the caches, or
-    /// into them. A page that is copied in extends the prefix; one that does not follow the last
-    /// page replaces all. Returns false where the prefix does not hold the page, no page is free,
-    /// or the bytes are not those of a page.
+    /// Copies the nth page of a prefix for some layers ([`EngineInfo::paged`]) out of the cache or
+    /// into it.
+    ///
+    /// A page that is copied in extends the prefix, or replaces it if it does not follow the last
+    /// page. Returns false if the prefix lacks the page, no page is free, or the bytes have the
+    /// wrong size.
     fn copy_page(
         &mut self,
         prefix: &mut Prefix,
@@ -305,26 +312,26 @@ pub trait Engine: Send {
         copy: PageCopy<'_>,
     ) -> Result<bool>;
     fn report(&self) -> EngineReport;
-    /// Returns the executor of its plans, to be measured; `None` where there is none.
+    /// Returns the executor of its plans, for measurements; `None` if there is none.
     fn device(&mut self) -> Option<&mut dyn Reports>;
-    /// Returns the draft model that reads the engine's caches; `None` where there is none.
+    /// Returns the draft model that reads the engine's caches; `None` if there is none.
     fn assistant(&mut self) -> Option<&mut dyn Assistant>;
 }
 
-/// Functions of all engines.
+/// Convenience functions of all engines.
 pub trait EngineExt: Engine {
     /// Returns the number of committed tokens of a sequence.
     fn position(&self, sequence: usize) -> usize {
         self.cached(sequence).tokens.len()
     }
 
-    /// Returns the most tokens of a sequence that fit.
+    /// Returns the most tokens that fit in a sequence.
     fn context(&self, sequence: usize) -> usize {
         let Cached { tokens, room, free_pages: _ } = self.cached(sequence);
         tokens.len() + room
     }
 
-    /// Runs a whole pass.
+    /// Runs a pass to its end.
     fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
         self.begin(inputs, output)?;
         self.finish(out)
@@ -338,18 +345,18 @@ pub trait EngineExt: Engine {
 
 impl<E: Engine + ?Sized> EngineExt for E {}
 
-/// Report of an engine about itself. No pass depends on it.
+/// Report of an engine about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineReport {
-    /// Such as `cpu: avx512, 2 threads`.
+    /// Description such as `cpu: avx512, 2 threads`.
     pub device: String,
-    /// Bytes of weights, KV cache, and everything else.
+    /// Bytes of weights, KV cache, and other buffers.
     pub memory: EngineMemory,
-    /// Report of the executor; `None` where there is none.
+    /// Report of the executor; `None` if there is none.
     pub executor: Option<Report>,
 }
 
-/// Bytes by arena.
+/// Bytes by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineMemory {
     pub weights: u64,

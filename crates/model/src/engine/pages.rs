@@ -1,4 +1,4 @@
-//! Copies of single pages between the caches and the host.
+//! Copies single pages between the KV cache and the host.
 
 use super::{PageCopy, PagedLayers, PlannedEngine, Prefix};
 use crate::models::forward::{Forward, PageTable};

@@ -1,5 +1,5 @@
-//! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
-//! and their pages, and knows how far a sequence can go back.
+//! The engine that runs plans on an executor. It fills the step buffer, owns the committed tokens
+//! and their pages, and knows how far a sequence can be rolled back.
 
 use super::assistant::{Assistant, AssistantNode, AssistantRows};
 use super::rows::Scratch;
@@ -20,10 +20,10 @@ use gemma_base::error::{Fault, Kind};
 use gemma_base::kv::{PAGE, PageList, PagePool};
 use gemma_base::tensor::Token;
 
-/// Choices of the caller.
+/// Options of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
-    /// Positions to make room for.
+    /// Positions per sequence.
     pub context: usize,
     pub kv: KvFormat,
 }
@@ -37,39 +37,39 @@ pub struct PlannedEngine {
     pub(super) info: EngineInfo,
     context: usize,
     pub(super) sequences: Vec<Sequence>,
-    /// One for each of the model's page tables
+    /// One pool per page table of the model
     pub(super) pools: Vec<PagePool>,
-    /// One for each of the model's tables of angles
+    /// One per rotation table of the model
     angles: Vec<Angles>,
     pub(super) words: Vec<u32>,
     lists: Vec<u32>,
-    /// Angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
+    /// Rotation angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
     pub(super) row_angles: Vec<f32>,
     pub(super) scratch: Scratch,
-    /// Rows that the last pass scored.
+    /// Number of rows that the last pass scored.
     selected: usize,
     output: Output,
-    /// Rows of a path to commit.
+    /// Rows of the path to commit.
     path: Vec<u32>,
     /// A pass that was started and not finished.
     started: Option<Started>,
     pub(super) sight: Sight,
 }
 
-/// Committed part of a text.
+/// Committed part of a sequence.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
-    /// All that is committed.
+    /// All committed tokens.
     pub(super) tokens: Vec<Token>,
-    /// Its pages, one list for each of the model's page tables
+    /// Its pages, one list per page table of the model
     pages: Vec<PageList>,
 }
 
-/// Results of a pass under way.
+/// Results of a pass in progress.
 struct Started {
-    /// Number of rows
+    /// Number of scored rows
     selected: usize,
-    /// Buffer of the lists of best tokens, where they come instead of logits
+    /// Buffer of the lists of best tokens, if they are read instead of logits
     lists: Option<BufferId>,
 }
 
@@ -79,7 +79,7 @@ impl PlannedEngine {
         Self::for_sequences(weights, exec, options, 1)
     }
 
-    /// Loads `weights` for several sequences, each with so much room.
+    /// Loads `weights` for several sequences of `options.context` positions each.
     pub fn for_sequences(
         weights: &Weights,
         exec: Box<dyn Executor>,
@@ -89,7 +89,7 @@ impl PlannedEngine {
         Self::with_spare(weights, exec, options, sequences, SparePages::default())
     }
 
-    /// Loads `weights` with pages for prefixes beside those of the sequences.
+    /// Loads `weights` with spare pages for prefixes in addition to those of the sequences.
     pub fn with_spare(
         weights: &Weights,
         mut exec: Box<dyn Executor>,
@@ -101,7 +101,7 @@ impl PlannedEngine {
         let images = weights.images().cloned();
         ensure!(
             (1..=max_rows).contains(&sequences),
-            "{sequences} sequences do not go into passes of {max_rows} rows"
+            "{sequences} sequences do not fit in passes of {max_rows} rows"
         );
         let EngineOptions { context, kv } = options;
         let options = ForwardOptions { context, kv, max_rows, sequences, spare };
@@ -152,7 +152,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Returns the word of the step buffer that says where a sequence has its nth page.
+    /// Returns the word of the step buffer that holds the page of a sequence's index `nth`.
     fn entry(&self, table: &PageTable, sequence: usize, nth: usize) -> usize {
         let at = table.at + sequence * table.pages.count + table.pages.entry(nth);
         self.model.layout.tables_at() + at
@@ -164,7 +164,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Takes pages for the tokens that these sequences are to commit.
+    /// Allocates pages for the tokens that these sequences will commit.
     fn make_room(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
         let mut entries = Vec::new();
         let mut is_enough = true;
@@ -189,7 +189,7 @@ impl PlannedEngine {
         Ok(())
     }
 
-    /// Starts the evaluation of the rows of scratch from `first` on.
+    /// Starts the evaluation of the rows of scratch from `first`.
     fn start(&mut self, first: usize, output: Output) -> Result<bool> {
         let (n, scratch, most) = (self.scratch.tokens.len(), &self.scratch, self.info.image_rows);
         ensure!(n > first && n <= most, "a pass takes 1 to {most} rows, got {n} (first {first})");
@@ -244,7 +244,7 @@ impl PlannedEngine {
         Ok(works)
     }
 
-    /// Tells the assistant which scored rows the newest committed tokens are.
+    /// Tells the assistant the scored rows of the newest committed tokens.
     fn note_states(&mut self, paths: &[(usize, &[u32])]) {
         if self.model.assistant.is_none() {
             return;
@@ -257,8 +257,8 @@ impl PlannedEngine {
         }
     }
 
-    /// Runs a plan that scores so many rows, and takes its scores: lists if there is a buffer of
-    /// them.
+    /// Runs a plan that scores `selected` rows and reads their scores: lists, if there is a buffer
+    /// of lists.
     pub(super) fn run_scored(
         &mut self,
         plan: PlanId,
@@ -276,7 +276,7 @@ impl PlannedEngine {
         self.take(out)
     }
 
-    /// Waits for the pass that was started and takes its scores.
+    /// Waits for the started pass and reads its scores.
     fn take(&mut self, out: &mut Scores) -> Result<()> {
         let Started { selected, lists } = self.started.take().context("no pass was begun")?;
         out.vocab = self.model.config.vocab;
@@ -297,7 +297,7 @@ impl PlannedEngine {
         out.logits.resize(selected * out.vocab, 0.0);
         let logits: &mut [u8] = bytemuck::cast_slice_mut(&mut out.logits);
         match lists {
-            // The lists were too short to decide.
+            // A list overflowed, so all logits are read.
             Some(_) => self.exec.read(self.model.logits, 0, logits)?,
             None => self.exec.finish((selected > 0).then_some((self.model.logits, logits)))?,
         }
@@ -362,11 +362,12 @@ impl Engine for PlannedEngine {
         self.path.clear();
         for (sequence, path) in paths {
             let rows = self.scratch.path(*sequence, path);
-            self.path
-                .extend(rows.context("a commit takes a path from the root of a tree in scratch")?);
+            self.path.extend(
+                rows.context("a committed path must start at the root of a tree in scratch")?,
+            );
         }
         self.make_room(paths)?;
-        // No row is live: there is nothing to compute.
+        // The commit plan has no live rows: it computes nothing.
         let rows = self.scratch.tokens.len();
         let step = StepView { first: rows, path: &self.path, ..self.scratch.step() };
         self.model.layout.fill(&mut self.words, &step);
@@ -390,7 +391,7 @@ impl Engine for PlannedEngine {
         ensure!(
             lists.all(|(list, table)| list.can_return_to(table.pages, position)),
             "the sequence's pages no longer hold what position {position} needs, \
-                or a prefix has a page that ends behind it"
+                or a prefix shares a page that ends after it"
         );
         self.assist.forget(Some(sequence));
         own.tokens.truncate(position);
@@ -416,7 +417,7 @@ impl Engine for PlannedEngine {
         let begins = |(list, table): (&PageList, &PageTable)| list.beginning(table.pages, tokens);
         let lists: Option<Vec<PageList>> =
             prefix.pages.iter().zip(&self.model.tables).map(begins).collect();
-        let lists = lists.context("the prefix does not hold what going on from there needs")?;
+        let lists = lists.context("the prefix lacks pages that are needed to continue there")?;
         self.scratch.forget(sequence);
         self.assist.forget(Some(sequence));
         let entries: Vec<(usize, u32)> = lists
@@ -462,9 +463,10 @@ impl Engine for PlannedEngine {
 }
 
 impl PlannedEngine {
-    /// Returns the keys and values of a sequence that later queries can still see: for each layer,
-    /// head and position one key and one value. Tests compare them, since two engines with the same
-    /// history hold the same bytes.
+    /// Returns the keys and values of a sequence that later queries can still see.
+    ///
+    /// One key and one value per layer, head and position. Tests compare them: engines with equal
+    /// histories hold equal bytes.
     pub fn visible_cache(&mut self, sequence: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let now = self.sequences[sequence].tokens.len();
@@ -544,7 +546,7 @@ impl Assistant for PlannedEngine {
         for &AssistantNode { sequence, parent, token } in nodes {
             let row = parent.map_or(sequence, |node| texts + node as usize);
             let is_below = sequence < texts && row < first;
-            ensure!(is_below, "a node follows another one of an earlier pass");
+            ensure!(is_below, "the parent of a node must be a node of an earlier pass");
             ensure!((token as usize) < vocab, "token {token} is outside the vocabulary");
             let position = assist.positions[sequence].checked_sub(1);
             let position = position.context("nothing is committed")?;

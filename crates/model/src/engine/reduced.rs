@@ -1,8 +1,8 @@
-//! An adapter for a draft model with a reduced vocabulary. It takes the target's tokens, and says
-//! which token each of its logits is for.
+//! Adapter for a draft model with a reduced vocabulary. It accepts the target's tokens and maps the
+//! draft model's logits to them.
 //!
-//! A token without a row of its own goes in as several rows in a line ([`VocabMap`]), so positions
-//! inside run ahead of positions outside. The last row of a node gives its logits.
+//! A token without its own row is fed as several rows in sequence ([`VocabMap`]). Positions in the
+//! inner engine are therefore ahead of those outside. The last row of a node yields its logits.
 
 use super::{
     Assistant, Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output,
@@ -19,20 +19,20 @@ pub struct VocabAdapter {
     spelling: VocabMap,
     info: EngineInfo,
     sequences: Vec<Sequence>,
-    /// Rows that end a node, among the rows scored last; `None` where all do.
+    /// Indices of the rows that end a node, among the rows scored last; `None` if all do.
     ends: Option<Vec<usize>>,
-    /// Room of [`VocabMap::spell`].
+    /// Buffer for [`VocabMap::spell`].
     spelled: Vec<u32>,
 }
 
-/// Committed part of a text, and its tree in scratch.
+/// Committed part of a sequence, and its tree in scratch.
 #[derive(Clone, Debug, Default)]
 struct Sequence {
-    /// All committed tokens; the engine inside has them spelled.
+    /// All committed tokens; the inner engine has their spelled rows.
     tokens: Vec<Token>,
-    /// The tree in scratch as rows
+    /// The tree in scratch as rows of the inner engine
     work: TokenTree,
-    /// The token of each of its nodes, and the node's rows
+    /// Token and range of rows of each of its nodes
     nodes: Vec<(Token, Range<u32>)>,
 }
 
@@ -42,8 +42,8 @@ impl Sequence {
         self.nodes.clear();
     }
 
-    /// Puts the nodes of a tree from `first` on into `work`, which holds the nodes before. `room`
-    /// is scratch memory of [`VocabMap::spell`].
+    /// Adds the nodes of a tree from `first` to `work`, which already holds the earlier nodes.
+    /// `room` is a buffer for [`VocabMap::spell`].
     fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &VocabMap, room: &mut Vec<u32>) {
         for node in first..tree.len() {
             let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].1.end - 1);
@@ -61,14 +61,14 @@ impl Sequence {
 }
 
 impl VocabAdapter {
-    /// Wraps an engine without history whose vocabulary is the spelling's rows.
+    /// Wraps an engine without history. Its vocabulary is the rows of `spelling`.
     pub fn new(inner: Box<dyn Engine>, spelling: VocabMap) -> Result<Self> {
         let (have, want) = (inner.info().vocab, spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
         let sequences = vec![Sequence::default(); inner.info().sequences];
         ensure!(
             (0..sequences.len()).all(|sequence| inner.position(sequence) == 0),
-            "the draft model has a history already"
+            "the draft model already has a history"
         );
         let tokens = (0..want as u32).map(|row| spelling.token(row)).collect();
         let info = EngineInfo {
@@ -81,21 +81,22 @@ impl VocabAdapter {
         Ok(VocabAdapter { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
     }
 
-    /// Scores every token of the target, a token without a row by minus infinity. The draft model
-    /// can then stand for a target, to measure others with. All tokens count as one row, for which
-    /// there is room whatever they take.
+    /// Scores every token of the target, tokens without a row by minus infinity.
+    ///
+    /// The draft model can then act as a target in measurements. Each token counts as one row, and
+    /// `max_rows` is reduced so that the spelled rows fit.
     pub fn whole(mut self) -> Self {
         self.info.max_rows = (self.info.max_rows / self.spelling.most_parts()).max(1);
         self.info.columns = None;
         self
     }
 
-    /// Returns whether scores have a place for every token.
+    /// Returns whether every token has a column in the scores.
     fn is_whole(&self) -> bool {
         self.info.columns.is_none()
     }
 
-    /// Puts each score where its token is, if all tokens are to have one.
+    /// Moves each score to its token's column, if every token has one.
     fn widen(&self, out: &mut Scores) {
         if !self.is_whole() {
             return;
@@ -114,7 +115,7 @@ impl VocabAdapter {
         let Input { sequence, tree, first, .. } = *input;
         ensure!(sequence < self.sequences.len(), "there are {} sequences", self.sequences.len());
         let there = self.sequences[sequence].nodes.len();
-        ensure!(first == 0 || first == there, "a pass continues the tree of the last one");
+        ensure!(first == 0 || first == there, "a pass can only continue the tree of the last pass");
         let bad = tree.tokens[first.min(tree.len())..]
             .iter()
             .find(|t| **t as usize >= self.spelling.vocab() && !is_place(**t));
@@ -127,7 +128,7 @@ impl VocabAdapter {
         Ok(())
     }
 
-    /// Returns the rows scored inside that end a node; `None` where all do.
+    /// Returns the indices of inner scored rows that end a node; `None` if all do.
     fn ends_of(&self, inputs: &[Input<'_>]) -> Option<Vec<usize>> {
         let (mut ends, mut rows) = (Vec::new(), 0);
         for input in inputs {
@@ -156,7 +157,7 @@ impl Engine for VocabAdapter {
         &self.info
     }
 
-    /// Returns the room for tokens that each take the most rows that one can take.
+    /// Reports the room for tokens that all need the most rows.
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let Cached { room, free_pages, .. } = self.inner.cached(sequence);
         let room = room / self.spelling.most_parts();
@@ -195,7 +196,7 @@ impl Engine for VocabAdapter {
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
         self.inner.finish(out)?;
-        // Logits that were left inside are found there by their place.
+        // Logits that stay inside are looked up there by index.
         if let Some(ends) = self.ends.as_ref().filter(|_| !out.logits.is_empty()) {
             let rows = out.logits.len() / out.vocab;
             for values in [&mut out.logits, &mut out.hidden] {
@@ -225,7 +226,7 @@ impl Engine for VocabAdapter {
             let nodes = self.sequences.get(*sequence).map_or(&[][..], |own| &own.nodes);
             ensure!(
                 path.iter().all(|n| (*n as usize) < nodes.len()),
-                "a commit takes a path from the root of a tree in scratch"
+                "a committed path must start at the root of a tree in scratch"
             );
             let rows: Vec<u32> = path.iter().flat_map(|n| nodes[*n as usize].1.clone()).collect();
             inside.push((*sequence, rows));
@@ -253,8 +254,8 @@ impl Engine for VocabAdapter {
         Ok(())
     }
 
-    /// Keeps nothing: pages inside do not end where pages outside do, and a draft model soon reads
-    /// its short window of a text again.
+    /// Retains nothing: inner pages do not end where outer pages do, and a draft model quickly
+    /// reads its short window again.
     fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
         None
     }

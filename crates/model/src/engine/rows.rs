@@ -8,7 +8,7 @@ use gemma_base::tensor::Token;
 /// The rows of scratch, in the order in which passes evaluated them.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
-    /// Each sequence with a tree, and the row of each of its nodes
+    /// For each sequence with a tree, the row of each node
     trees: Vec<(usize, Vec<u32>)>,
     pub tokens: Vec<Token>,
     /// Position in the sequence: its committed tokens plus the depth in its tree
@@ -16,13 +16,13 @@ pub struct Scratch {
     parents: Vec<u32>,
     roots: Vec<u32>,
     sequences: Vec<u32>,
-    /// Rows whose scores the last pass was asked for
+    /// Rows with scores requested from the last pass
     pub selected: Vec<u32>,
 }
 
 impl Scratch {
-    /// Takes in the inputs of a pass and returns the first new row. `position_of` gives each
-    /// sequence's committed tokens. After an error scratch is empty.
+    /// Adds the inputs of a pass and returns the first new row. `position_of` returns the number of
+    /// a sequence's committed tokens. After an error scratch is empty.
     pub fn take(
         &mut self,
         inputs: &[Input<'_>],
@@ -43,10 +43,7 @@ impl Scratch {
         let is_once = |(i, input): (usize, &Input<'_>)| {
             inputs[..i].iter().all(|other| other.sequence != input.sequence)
         };
-        ensure!(
-            inputs.iter().enumerate().all(is_once),
-            "a pass takes a tree of each of several sequences"
-        );
+        ensure!(inputs.iter().enumerate().all(is_once), "a pass has at most one tree per sequence");
         if inputs.iter().all(|input| input.first == 0) {
             self.clear();
         }
@@ -73,7 +70,7 @@ impl Scratch {
         let is_same = nodes.len() == first
             && tree.len() >= first.max(1)
             && nodes.iter().zip(&tree.tokens).all(|(row, t)| self.tokens[*row as usize] == *t);
-        ensure!(is_same, "a pass continues the trees that scratch holds");
+        ensure!(is_same, "a pass can only continue trees that are in scratch");
         for node in first..tree.len() {
             let row = self.tokens.len() as u32;
             let parent = tree.parent[node].map(|parent| nodes[parent as usize]);
@@ -102,7 +99,7 @@ impl Scratch {
             .for_each(Vec::clear);
     }
 
-    /// Forgets the tree of a sequence.
+    /// Removes the tree of a sequence.
     pub fn forget(&mut self, sequence: usize) {
         self.trees.retain(|(other, _)| *other != sequence);
     }
@@ -120,8 +117,8 @@ impl Scratch {
         }
     }
 
-    /// Returns the rows of a path of nodes of a sequence's tree; `None` unless it leads down from
-    /// the root.
+    /// Returns the rows of a path in a sequence's tree; `None` unless it starts at the root and
+    /// follows parents.
     pub fn path(&self, sequence: usize, path: &[u32]) -> Option<Vec<u32>> {
         let nodes = &self.trees.iter().find(|tree| tree.0 == sequence)?.1;
         let rows: Vec<u32> =
@@ -175,7 +172,7 @@ mod tests {
             assert_eq!(scratch.path(sequence, path), None, "{sequence}, {path:?}");
         }
 
-        // One tree grows, one stays, one is new: rows are added behind all others.
+        // One tree grows, one stays, one is new: rows are appended after all others.
         let mut longer = fork.clone();
         longer.push(1, 4);
         let other = TokenTree::chain(&[5]);
@@ -191,13 +188,13 @@ mod tests {
             (&[5, 6][..], Some(vec![0, 1, 6]))
         );
         assert_eq!(scratch.path(0, &[0, 1]), Some(vec![3, 4]));
-        // A tree that a pass does not name is gone; a tree that it continues must be there.
+        // A pass removes trees that it does not name. A tree that it continues must exist.
         let longest = TokenTree::chain(&[5, 6]);
         assert_eq!(take(&mut scratch, &[(1, &longest, 1)]).unwrap(), 7);
         assert_eq!((scratch.path(2, &[0]), scratch.path(1, &[0, 1])), (None, Some(vec![5, 7])));
         for bad in [&[(2, &longer, 3)][..], &[(1, &fork, 2)], &[(1, &other, 0), (1, &other, 0)]] {
             assert!(take(&mut scratch.clone(), bad).is_err());
         }
-        assert_eq!(take(&mut scratch, &[(2, &longer, 0)]).unwrap(), 0, "all anew");
+        assert_eq!(take(&mut scratch, &[(2, &longer, 0)]).unwrap(), 0, "all new");
     }
 }

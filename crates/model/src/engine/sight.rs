@@ -1,4 +1,4 @@
-//! The rows of images in a pass: which soft tokens they have, and how far they see.
+//! Rows of images in a pass: their soft tokens, and which rows they attend.
 
 use super::{Input, PlannedEngine};
 use crate::models::images::{Image, Images, Sight, forgotten};
@@ -14,7 +14,7 @@ pub struct SoftRows {
 }
 
 impl SoftRows {
-    /// Returns f32 `[rows, dim]`.
+    /// Returns the values, f32 `[rows, dim]`.
     pub fn values(&self) -> &[f32] {
         self.image.soft_from(self.first)
     }
@@ -23,15 +23,15 @@ impl SoftRows {
 /// The images of a pass.
 #[derive(Default)]
 pub struct PassImages {
-    /// Tokens of all rows as the step has them; `None` where they are those of scratch.
+    /// Tokens of all rows for the step buffer; `None` if they equal those of scratch.
     pub words: Option<Vec<u32>>,
-    /// Soft tokens, each run with its first row.
+    /// Runs of soft tokens, each with its first row.
     pub soft: Vec<(usize, SoftRows)>,
 }
 
 impl PlannedEngine {
-    /// Finds the images among the rows of scratch from `first` on. Refuses tokens outside the
-    /// vocabulary, and images that are not whole.
+    /// Finds the images among the rows of scratch from `first`. Fails for tokens outside the
+    /// vocabulary, and for incomplete images.
     pub(super) fn see(&self, first: usize) -> Result<PassImages> {
         let (items, vocab) = (&self.scratch.tokens, self.info.vocab);
         if let Some(bad) = items[first..].iter().find(|t| **t as usize >= vocab && !is_place(**t)) {
@@ -43,7 +43,7 @@ impl PlannedEngine {
         let mut row = first;
         while row < items.len() {
             if !is_place(items[row]) {
-                // Text follows whole images alone.
+                // Text may only follow complete images.
                 let parent = items.get(parents[row] as usize).filter(|item| is_place(**item));
                 if let (Some(place), Sight::Sees(images)) = (parent, &self.sight) {
                     ends_image(images, *place)?;
@@ -77,7 +77,9 @@ impl PlannedEngine {
         Ok(PassImages { words: Some(words), soft })
     }
 
-    /// Refuses a new tree whose root goes on inside an image where it does not, or the reverse.
+    /// Fails for a new tree that cuts an image at its root. Either the committed tokens end inside
+    /// an image that the root does not continue, or the root is inside an image that they do not
+    /// contain.
     pub(super) fn goes_on(&self, input: &Input<'_>) -> Result<()> {
         let Sight::Sees(images) = &self.sight else { return Ok(()) };
         let Some(&root) = input.tree.tokens.first().filter(|_| input.first == 0) else {
@@ -98,7 +100,7 @@ impl PlannedEngine {
     }
 }
 
-/// Refuses a place that is not the last one of its image.
+/// Fails for an image placeholder that is not the last one of its image.
 fn ends_image(images: &Images, place: Token) -> Result<()> {
     match images.is_last(place).ok_or_else(forgotten)? {
         true => Ok(()),
@@ -107,11 +109,11 @@ fn ends_image(images: &Images, place: Token) -> Result<()> {
 }
 
 fn is_cut() -> anyhow::Error {
-    Fault::usage("a pass has a part of an image")
-        .help("give all places of an image in order")
+    Fault::usage("a pass has only part of an image")
+        .help("pass all placeholders of an image in order")
         .into()
 }
 
 fn sees_none() -> anyhow::Error {
-    Fault::usage("the text has an image, and the model was opened without images").into()
+    Fault::usage("the text has an image, but the model was opened without images").into()
 }

@@ -1,8 +1,8 @@
-//! An engine kept in step with a history of each sequence by common prefix.
+//! Keeps an engine's cache in step with the history of each sequence, by common prefix.
 //!
-//! History is the only truth. No caller tells a cache which tokens were accepted or rejected: the
-//! timeline compares the history with the engine's cache and with the tree that the last pass left
-//! in scratch. It commits, takes back or prefills the difference.
+//! Callers pass histories only. They do not report which tokens were accepted or rejected. The
+//! timeline compares a history with the engine's cache and with the tree that the last pass left in
+//! scratch. It then commits, truncates or prefills the difference.
 
 use crate::models::images;
 use anyhow::Result;
@@ -15,14 +15,14 @@ use gemma_base::tensor::Token;
 
 pub struct Timeline {
     engine: Box<dyn Engine>,
-    /// The tree that scratch holds of each sequence; empty where it holds nothing of use.
+    /// Tree of each sequence in scratch; empty if scratch holds nothing useful.
     scratch: Vec<TokenTree>,
-    /// A device works at a pass that was begun.
+    /// Whether a device works on a pass that was started.
     works: bool,
 }
 
 impl Timeline {
-    /// Takes an engine that has no history yet.
+    /// Wraps an engine without history.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         let scratch = vec![TokenTree::default(); engine.info().sequences];
         let is_empty = (0..scratch.len()).all(|sequence| engine.position(sequence) == 0);
@@ -30,12 +30,12 @@ impl Timeline {
         Timeline { engine, scratch, works: false }
     }
 
-    /// Returns the number of texts that it keeps apart.
+    /// Returns the number of sequences.
     pub fn sequences(&self) -> usize {
         self.scratch.len()
     }
 
-    /// Returns how many tokens at the beginning of `history` this text's cache holds.
+    /// Returns the number of leading tokens of `history` that the sequence's cache holds.
     pub fn common(&self, sequence: usize, history: &[Token]) -> usize {
         let cached = self.engine.cached(sequence).tokens;
         history.iter().zip(cached).take_while(|(a, b)| a == b).count()
@@ -55,16 +55,16 @@ impl Timeline {
         self.engine.position(sequence)
     }
 
-    /// Returns the node in scratch that stands for the end of `history`, if cache and scratch hold
-    /// all of it.
+    /// Returns the node in scratch at the end of `history`, if cache and scratch hold all of it.
     pub fn stands_at(&self, sequence: usize, history: &[Token]) -> Option<u32> {
         let newer = history.strip_prefix(self.engine.cached(sequence).tokens)?;
         let path = self.scratch[sequence].walk(newer);
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
-    /// Makes the caches agree with these histories as far as this takes no pass. It commits the
-    /// part that scratch holds, all at once, and takes back tokens that are not in them.
+    /// Makes the caches agree with these histories as far as possible without a pass.
+    ///
+    /// Commits the parts that scratch holds, all at once, and truncates tokens that differ.
     pub fn adopt(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
         let mut paths = Vec::with_capacity(histories.len());
         for &(sequence, history) in histories {
@@ -72,7 +72,7 @@ impl Timeline {
             let scratch = &mut self.scratch[sequence];
             if common < self.engine.position(sequence) {
                 scratch.clear();
-                // A sliding window may have moved on too far, or a prefix have the page.
+                // A sliding window may have moved too far, or a prefix may share the page.
                 let page = common / PAGE * PAGE;
                 let engine = &mut self.engine;
                 if engine.truncate(sequence, common).is_err()
@@ -96,12 +96,12 @@ impl Timeline {
         Ok(())
     }
 
-    /// Keeps the beginning of a cached text, see [`Engine::retain`].
+    /// Retains the beginning of a cached sequence, see [`Engine::retain`].
     pub fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
         self.engine.retain(sequence, tokens)
     }
 
-    /// Begins a text anew with the beginning of a prefix, see [`Engine::resume`].
+    /// Restarts a sequence with the beginning of a prefix, see [`Engine::resume`].
     pub fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
         self.scratch[sequence].clear();
         self.engine.resume(sequence, prefix, tokens)
@@ -118,15 +118,17 @@ impl Timeline {
         self.engine.copy_page(prefix, layers, nth, copy)
     }
 
-    /// Forgets all of a text.
+    /// Clears a sequence.
     pub fn clear(&mut self, sequence: usize) -> Result<()> {
         self.scratch[sequence].clear();
         self.engine.truncate(sequence, 0)
     }
 
-    /// Makes the cache of a text hold exactly `history`, in passes of as many rows as the engine
-    /// takes. After each pass `on_chunk` gets the number of cached tokens; if it returns false, no
-    /// other pass follows. Returns whether all of `history` is cached.
+    /// Makes the cache of a sequence hold exactly `history`, in passes of as many rows as the
+    /// engine accepts.
+    ///
+    /// After each pass, `on_chunk` receives the number of cached tokens; if it returns false, the
+    /// function stops. Returns whether all of `history` is cached.
     pub fn sync(
         &mut self,
         sequence: usize,
@@ -151,10 +153,10 @@ impl Timeline {
         }
     }
 
-    /// Returns the number of tokens that fit in `rows`, at least one.
+    /// Returns the number of leading tokens that fit in `rows`, at least one.
     ///
-    /// An image that does not fit is left for the next pass. An image that comes first is taken
-    /// whole.
+    /// An image that does not fit is left for the next pass. An image at the start is always
+    /// included completely.
     pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
         let (info, mut taken) = (self.engine.info(), 0);
         let fits = tokens.iter().take_while(|token| {
@@ -165,7 +167,7 @@ impl Timeline {
         if info.images.is_some() { images::whole(tokens, fitting) } else { fitting }
     }
 
-    /// Scores trees whose roots follow the cached tokens, see [`Engine::begin`].
+    /// Starts scoring trees with roots that follow the cached tokens, see [`Engine::begin`].
     pub fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         self.works = false;
         for (sequence, scratch) in self.scratch.iter_mut().enumerate() {
@@ -191,12 +193,12 @@ impl Timeline {
         Ok(self.works)
     }
 
-    /// Returns whether a device still works at the pass that was begun.
+    /// Returns whether a device still works on the started pass.
     pub fn is_busy(&self) -> bool {
         self.works && self.engine.is_busy()
     }
 
-    /// Waits for the pass that was begun and gives its scores.
+    /// Waits for the started pass and returns its scores.
     pub fn finish(&mut self, out: &mut Scores) -> Result<()> {
         self.works = false;
         let finished = self.engine.finish(out);
@@ -206,7 +208,7 @@ impl Timeline {
         finished
     }
 
-    /// Runs a whole pass.
+    /// Runs a pass to its end.
     pub fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
         self.begin(inputs, output)?;
         self.finish(out)

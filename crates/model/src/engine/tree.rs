@@ -1,4 +1,4 @@
-//! The tree of proposed tokens. Node 0 is the newest committed token; a chain is the special case.
+//! The draft tree. Node 0 is the newest committed token; a chain is the special case.
 
 use gemma_base::tensor::Token;
 
@@ -11,12 +11,12 @@ pub struct TokenTree {
 }
 
 impl TokenTree {
-    /// Makes a tree of its root alone.
+    /// Creates a tree with only a root.
     pub fn root(token: Token) -> Self {
         TokenTree { tokens: vec![token], parent: vec![None] }
     }
 
-    /// Makes a tree of tokens in a line, the first as the root.
+    /// Creates a chain of tokens, the first as the root.
     pub fn chain(tokens: &[Token]) -> Self {
         let parent = (0..tokens.len() as u32).map(|i| i.checked_sub(1)).collect();
         TokenTree { tokens: tokens.to_vec(), parent }
@@ -44,15 +44,15 @@ impl TokenTree {
         self.len() as u32 - 1
     }
 
-    /// Returns the child of `parent` that carries `token`.
+    /// Returns the child of `parent` with this token.
     pub fn child(&self, parent: u32, token: Token) -> Option<u32> {
         (parent as usize + 1..self.len())
             .find(|&i| self.parent[i] == Some(parent) && self.tokens[i] == token)
             .map(|i| i as u32)
     }
 
-    /// Returns the nodes that spell the longest prefix of `tokens` in the tree, root first; no node
-    /// if the root is another token.
+    /// Returns the nodes of the longest prefix of `tokens` in the tree, root first; empty if the
+    /// root is another token.
     pub fn walk(&self, tokens: &[Token]) -> Vec<u32> {
         let mut path: Vec<u32> = Vec::new();
         for &token in tokens {
@@ -68,7 +68,7 @@ impl TokenTree {
         path
     }
 
-    /// Adds a child unless an equal one stands there; returns its index.
+    /// Adds a child unless it exists; returns its index.
     pub fn insert(&mut self, parent: u32, token: Token) -> u32 {
         self.child(parent, token).unwrap_or_else(|| self.push(parent, token))
     }

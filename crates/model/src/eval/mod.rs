@@ -1,8 +1,8 @@
-//! How likely a model finds a text, and how far two models are apart.
+//! Measures how likely a model finds a text, and how much two models differ.
 //!
-//! Token i of a window is predicted from those before it in the window; the first one is not
-//! predicted. A text longer than the window is cut into consecutive windows, each from an empty
-//! cache. Rows of logits are looked at and dropped, chunk by chunk.
+//! Token i of a window is predicted from the tokens before it in the window; the first one is not
+//! predicted. A text longer than the window is cut into consecutive windows, each with an empty
+//! cache. Rows of logits are processed and dropped, chunk by chunk.
 
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::models::images::whole;
@@ -11,7 +11,7 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::{Token, is_place, math};
 use serde::Serialize;
 
-/// Figures of one model on one text.
+/// Results of one model on one text.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figures {
     /// Tokens of the text.
@@ -31,7 +31,7 @@ pub struct Figures {
 /// predicted positions.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Divergence {
-    /// With the standard error of the mean.
+    /// Mean, with its standard error.
     pub mean: f64,
     pub stderr: f64,
     pub median: f64,
@@ -39,17 +39,18 @@ pub struct Divergence {
     pub max: f64,
 }
 
-/// A model beside a reference.
+/// Results of a model compared with a reference.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Comparison {
     pub figures: Figures,
     pub reference: Figures,
     pub kld: Divergence,
-    /// Share of scored positions where both find the same token likeliest, and its standard error.
+    /// Share of scored positions at which both models have the same most likely token, and its
+    /// standard error.
     pub top1_agreement: f64,
     pub top1_stderr: f64,
-    /// Perplexity divided by the reference's. Its standard error follows from the differences of
-    /// `nll`, token by token.
+    /// Perplexity divided by the reference's. Its standard error follows from the per-token
+    /// differences of `nll`.
     pub ppl_ratio: f64,
     pub ppl_ratio_stderr: f64,
     /// KL divergence of each scored position, in nats.
@@ -59,18 +60,18 @@ pub struct Comparison {
     agreed: Vec<bool>,
 }
 
-/// A text, and how it is cut.
+/// A text, and how it is cut into windows.
 #[derive(Clone, Copy, Debug)]
 pub struct EvalTask<'a> {
-    /// Evaluated exactly as given: no BOS is added. Places of images are not scored.
+    /// Evaluated exactly as given: no BOS is added. Image placeholders are not scored.
     pub ids: &'a [Token],
-    /// Tokens of a window; each starts from an empty cache.
+    /// Tokens per window; each starts with an empty cache.
     pub window: usize,
-    /// Tokens of each window that are context only: what they predict is not scored.
+    /// Leading tokens of each window that are context only: predictions from them are not scored.
     pub skip: usize,
 }
 
-/// Evaluates `ids`. `progress` hears how many tokens are done.
+/// Evaluates `ids`. `progress` receives the number of processed tokens.
 pub fn evaluate(
     engine: &mut dyn Engine,
     ids: &[Token],
@@ -80,7 +81,7 @@ pub fn evaluate(
     evaluate_task(engine, EvalTask { ids, window, skip: 0 }, progress)
 }
 
-/// The same for any task.
+/// Like [`evaluate`], for any task.
 pub fn evaluate_task(
     engine: &mut dyn Engine,
     task: EvalTask<'_>,
@@ -91,7 +92,7 @@ pub fn evaluate_task(
     tally.finite(task.ids.len())
 }
 
-/// Evaluates both, and how far `engine` is from `reference`. Their vocabularies must agree.
+/// Evaluates both models and their divergence. Their vocabularies must agree.
 pub fn compare(
     engine: &mut dyn Engine,
     reference: &mut dyn Engine,
@@ -102,7 +103,7 @@ pub fn compare(
     compare_task(engine, reference, EvalTask { ids, window, skip: 0 }, progress)
 }
 
-/// The same for any task.
+/// Like [`compare`], for any task.
 pub fn compare_task(
     engine: &mut dyn Engine,
     reference: &mut dyn Engine,
@@ -131,7 +132,7 @@ pub fn compare_task(
 }
 
 impl Comparison {
-    /// All of several texts as one.
+    /// Combines the results of several texts.
     pub fn all(parts: &[Comparison]) -> Comparison {
         let join = |part: &dyn Fn(&Comparison) -> &Figures| Figures::all(parts.iter().map(part));
         let mut out = Comparison {
@@ -157,7 +158,7 @@ impl Comparison {
 }
 
 impl Figures {
-    /// All of several texts as one.
+    /// Combines the results of several texts.
     pub fn all<'a>(parts: impl Iterator<Item = &'a Figures>) -> Figures {
         let (mut tally, mut tokens) = (Tally::default(), 0);
         for part in parts {
@@ -176,14 +177,14 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Fails if a logit is NaN or infinity: its row has no probabilities.
+    /// Fails if a logit is NaN or infinite, since the row then has no probabilities.
     fn new(logits: &'a [f32]) -> Result<Self> {
         let log_sum = math::log_sum_exp(logits);
         ensure!(log_sum.is_finite(), Fault::damaged("the model gave a logit that is not a number"));
         Ok(Row { logits, log_sum })
     }
 
-    /// The likeliest token; the lowest id on a tie.
+    /// Returns the most likely token; the lowest id on a tie.
     fn best(&self) -> Token {
         let better = |b: (usize, f32), (i, v): (usize, &f32)| if *v > b.1 { (i, *v) } else { b };
         self.logits.iter().enumerate().fold((0, f32::NEG_INFINITY), better).0 as Token
@@ -194,8 +195,8 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Passes the text through the engine, and the reference in step; `each` sees the rows of a
-/// position, and the token that follows it in the window if that is to be scored.
+/// Runs the text through the engine and the reference in parallel windows. `each` receives the rows
+/// of a position, and the token that follows it in the window if that is scored.
 fn walk(
     engine: &mut dyn Engine,
     mut reference: Option<&mut dyn Engine>,
@@ -251,7 +252,7 @@ fn walk(
     Ok(())
 }
 
-/// One chunk of a window.
+/// Runs one chunk of a window.
 fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<()> {
     engine.run(&[Input::new(0, &TokenTree::chain(tokens), Rows::All)], Output::Logits, scores)?;
     engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())])
@@ -281,7 +282,7 @@ impl Tally {
         }
     }
 
-    /// Returns the figures of a text. A model with an infinite perplexity is an error.
+    /// Returns the results of a text. Fails if the perplexity is infinite.
     fn finite(self, tokens: usize) -> Result<Figures> {
         let figures = self.figures(tokens);
         let is_finite = figures.perplexity.is_finite();
@@ -300,8 +301,8 @@ fn summary(mut values: Vec<f64>) -> Divergence {
     Divergence { mean, stderr, median, p99, max }
 }
 
-/// The mean and its standard error, as if the values were independent: the deviation over the
-/// square root of their number.
+/// Returns the mean and its standard error, treating the values as independent: the standard
+/// deviation divided by the root of their number.
 fn mean(values: &[f64]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n.max(1.0);
@@ -365,7 +366,7 @@ mod tests {
     fn a_mean_has_the_standard_error_of_its_values() {
         assert_eq!(mean(&[]), (0.0, 0.0));
         assert_eq!(mean(&[3.0]), (3.0, 0.0));
-        // A deviation of 2 over four values.
+        // Four values with a standard deviation of 2.
         let (at, error) = mean(&[1.0, 1.0, 1.0, 5.0]);
         assert!((at - 2.0).abs() < 1e-12 && (error - 1.0).abs() < 1e-12, "{at} +- {error}");
     }

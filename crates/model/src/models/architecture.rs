@@ -1,8 +1,8 @@
 //! The interface of an architecture: its configuration, and a layer as a list of steps.
 //!
-//! The steps are the only text of a layer's arithmetic. [`super::forward`] lowers them to the
-//! dispatches of a pass, `quant::calibrate` computes them in f32 over many windows of text, and
-//! [`Config::tensors`] reads the tensors and their shapes off them.
+//! The steps are the only definition of a layer's arithmetic. [`super::forward`] lowers them to the
+//! dispatches of a pass. `quant::calibrate` computes them in f32 over many windows of text.
+//! [`Config::tensors`] derives the tensors and their shapes from them.
 
 use super::config::{Config, ExpertSpec, LayerSpec};
 use super::dialect::Dialect;
@@ -18,26 +18,26 @@ use serde_json::Value;
 pub trait Architecture: Sync {
     /// Name in messages, such as `Gemma 3`.
     fn name(&self) -> &'static str;
-    /// Returns whether a `config.json` with this `model_type`, or without one and with this class
-    /// name, belongs to the family.
+    /// Returns whether a `config.json` belongs to the family. It has this `model_type`, or this
+    /// class name if there is no type.
     fn is_named(&self, model_type: Option<&str>, class: Option<&str>) -> bool;
     /// Reads a `config.json` of the family.
     fn config(&self, json: &Value) -> Result<Config, Fault>;
-    /// Name in GGUF files, the first part of its keys there.
+    /// Name in GGUF files, the first part of its keys.
     fn gguf(&self) -> &'static str;
-    /// Returns the `config.json` that a GGUF file means, or what is wrong with it.
+    /// Returns the `config.json` equivalent of a GGUF file, or an error message.
     fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String>;
-    /// Adds the keys of a GGUF file. Refuses a model that llama.cpp would compute otherwise.
+    /// Adds the keys of a GGUF file. Fails for a model that llama.cpp would compute differently.
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()>;
-    /// Returns the speech of the family.
+    /// Returns the dialect of the family.
     fn dialect(&self) -> &'static Dialect;
     /// Returns the number that a norm adds to its stored weights.
     fn norm_base(&self) -> f32;
-    /// Returns the steps of a layer of this shape.
+    /// Returns the steps of a layer with this shape.
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step>;
 }
 
-/// All architectures that this program runs, the newest last.
+/// All supported architectures, the newest last.
 pub(super) const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
 
 impl PartialEq for dyn Architecture {
@@ -67,16 +67,16 @@ pub fn of_json(json: &Value) -> Result<&'static dyn Architecture, Fault> {
 
 /// Returns the architecture that a GGUF file names.
 pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
-    // Files of assistants are spelt in two ways.
+    // Files of assistants spell the name in two ways.
     ARCHITECTURES.into_iter().find(|a| a.gguf() == name.replace('_', "-"))
 }
 
-/// Returns whether a `model_type`, or the architecture of a GGUF file, is one that runs.
+/// Returns whether a `model_type`, or a GGUF architecture, is supported.
 pub fn is_known(name: &str) -> bool {
     ARCHITECTURES.into_iter().any(|a| a.is_named(Some(name), None) || a.gguf() == name)
 }
 
-/// Returns why a model of this name, id or type does not run, where that is known.
+/// Returns why a model with this name, id or type is not supported, if known.
 pub fn refusal(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace("gemma-", "gemma").replace('_', "-");
     let layers = "it has embeddings for each layer, which are not computed";
@@ -84,40 +84,43 @@ pub fn refusal(name: &str) -> Option<&'static str> {
     reasons.into_iter().find(|(part, _)| name.contains(part)).map(|(_, why)| why)
 }
 
-/// Describes a type of model that does not run.
+/// Describes an unsupported type of model.
 pub fn unknown(kind: &str) -> String {
     refusal(kind)
         .map_or(format!("the model is {kind}"), |why| format!("the model is {kind}: {why}"))
 }
 
-/// Returns a sentence that names the architectures that run.
+/// Returns a sentence that lists the supported architectures.
 pub fn known() -> String {
     let name = |a: &&dyn Architecture| format!("{} ({})", a.name(), a.gguf());
     let names: Vec<String> = ARCHITECTURES.iter().map(name).collect();
     format!("this program runs {}", names.join(", "))
 }
 
-/// One step of a layer. It reads the values of the step before it, f32 `[rows, width]` each, and
-/// gives values to the next step. The residual stream, f32 `[rows, dim]`, is beside them.
+/// One step of a layer.
+///
+/// It reads the values of the previous step, f32 `[rows, width]` each, and returns values for the
+/// next step. The residual stream, f32 `[rows, dim]`, is separate.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Gives RMSNorm of the residual stream.
+    /// Returns RMSNorm of the residual stream.
     Norm(Role),
-    /// Gives the products of one value with several matrices, each with its number of rows. A
+    /// Returns the products of one value with several matrices, each with its number of rows. A
     /// matrix may occur twice.
     Linear(&'static str, Vec<(Role, usize)>),
-    /// Gives attention of queries, keys and values. Each head of queries and keys is normed, then
-    /// rotated. Without keys, queries attend to those of another model.
+    /// Returns attention of queries, keys and values. Each head of queries and keys is normalised,
+    /// then rotated. Without keys, queries attend to those of another model.
     Attend { q_norm: Role, keys: Option<KeyNorms> },
-    /// Gives `gelu_tanh(z gate^T) * (z up^T)` of one value z.
+    /// Returns `gelu_tanh(z gate^T) * (z up^T)` of one value z.
     GateUp { gate: Role, up: Role, rows: usize },
-    /// Gives the sum of [`Role::PostSharedNorm`] of one value and [`Role::PostExpertNorm`] of what
-    /// the experts of each row make of the residual stream. The router scores RMSNorm of the stream
-    /// without weights, times [`Role::RouterScale`] and `dim^-0.5`; experts read
-    /// [`Role::PreExpertNorm`] of the stream.
+    /// Returns the sum of [`Role::PostSharedNorm`] of one value and [`Role::PostExpertNorm`] of the
+    /// experts' output.
+    ///
+    /// The router scores RMSNorm of the residual stream without weights, times
+    /// [`Role::RouterScale`] and `dim^-0.5`. Experts read [`Role::PreExpertNorm`] of the stream.
     Mixture(ExpertSpec),
     /// Adds RMSNorm of one value to the residual stream, then multiplies the stream by `scale`, a
-    /// tensor of one number.
+    /// tensor with one element.
     Add { norm: Role, scale: Option<Role> },
 }
 
@@ -125,7 +128,7 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeyNorms {
     pub k_norm: Role,
-    /// Whether each head of values is normed, without weights.
+    /// Whether each head of values is normalised, without weights.
     pub v_norm: bool,
 }
 
@@ -148,22 +151,22 @@ impl Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     pub role: Role,
-    /// 0 for a tensor outside the layers.
+    /// Layer index; 0 for a tensor outside the layers.
     pub layer: usize,
     /// 1 for a vector.
     pub rows: usize,
     pub cols: usize,
-    /// Matrices of equal size that lie one below the other; 1 for a single one.
+    /// Number of equally sized matrices stacked vertically; 1 for a single one.
     pub stack: usize,
 }
 
 impl TensorSpec {
-    /// Returns whether it is a matrix of a linear layer or a table; the others are vectors.
+    /// Returns whether it is a matrix or table, as opposed to a vector.
     pub fn is_matrix(&self) -> bool {
         self.role.is_matrix()
     }
 
-    /// Returns its shape in files of floats.
+    /// Returns its shape in unquantised files.
     pub fn shape(&self) -> Vec<usize> {
         let TensorSpec { role, rows, cols, stack, .. } = *self;
         match () {
@@ -181,7 +184,7 @@ impl TensorSpec {
 
 /// Appends the tensors of a layer in the order of its steps.
 pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<TensorSpec>) {
-    let mut width = config.dim; // of the step's first input
+    let mut width = config.dim; // width of the step's first input
     for step in config.architecture.layer(config, spec) {
         let mut stacked = |role, stack, rows, cols| {
             out.push(TensorSpec { role, layer, rows: stack * rows, cols, stack });

@@ -1,4 +1,4 @@
-//! Shape and constants of a language model: what its files say, whatever their form.
+//! Shape and constants of a language model, independent of its file format.
 
 use super::architecture::{self, Architecture, Step, TensorSpec};
 use super::role::Role;
@@ -9,18 +9,18 @@ use serde_json::Value;
 /// Rotary position embedding of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// Base period.
+    /// Base of the rotation periods.
     pub theta: f32,
     /// Divisor of positions; 1 where unscaled.
     pub factor: f32,
-    /// Share of a head's channels that turn, the fastest first; 1 turns all.
+    /// Share of a head's channels that are rotated, the fastest first; 1 for all.
     pub share: f32,
 }
 
 impl RopeSpec {
-    /// Returns the pairs of channels of a head that turn.
+    /// Returns the number of rotated channel pairs of a head.
     pub fn turning(&self, head_dim: usize) -> usize {
-        // A little more than the share: `head_dim * share / 2` is cut to a whole number.
+        // The small offset guards the truncation of `head_dim * share / 2` against rounding.
         (self.share * (head_dim / 2) as f32 + 1e-3) as usize
     }
 }
@@ -33,15 +33,15 @@ pub struct LayerSpec {
     pub n_kv_heads: usize,
     /// A multiple of 16.
     pub head_dim: usize,
-    /// Positions that a query sees, its own included; `None` sees all.
+    /// Positions that a query sees, including its own; `None` for all.
     pub window: Option<usize>,
     pub rope: RopeSpec,
-    /// Factor of the products of queries and keys.
+    /// Factor of the query-key products.
     pub query_scale: f32,
-    /// Values are keys before norm and rotation, made by the same matrix.
+    /// Whether values are the keys before norm and rotation, computed by the same matrix.
     pub values_are_keys: bool,
-    /// A row of an image sees its whole image, as far as the window reaches back; otherwise no
-    /// later row.
+    /// Whether a row of an image sees its whole image, as far as the window reaches back. Otherwise
+    /// it sees no later row.
     pub whole_images: bool,
 }
 
@@ -56,21 +56,21 @@ impl LayerSpec {
         self.n_heads * self.head_dim
     }
 
-    /// Returns the channels of all key heads of a position, or of all value heads.
+    /// Returns the channels of all key heads (or all value heads) of a position.
     pub fn kv_width(&self) -> usize {
         self.n_kv_heads * self.head_dim
     }
 }
 
-/// Experts of each layer.
+/// Experts of a mixture layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertSpec {
     pub count: usize,
-    /// Experts of a row.
+    /// Experts used per row.
     pub used: usize,
-    /// Channels between the matrices of an expert, a multiple of 32.
+    /// Hidden width of an expert, a multiple of 32.
     pub width: usize,
-    /// Whether the gate and the up matrix of an expert are one.
+    /// Whether gate and up matrix of an expert are stored as one.
     pub fused: bool,
 }
 
@@ -81,33 +81,33 @@ pub struct Config {
     pub layers: Vec<LayerSpec>,
     pub dim: usize,
     pub ffn_dim: usize,
-    /// Experts beside the MLP of each layer, in a mixture.
+    /// Experts in addition to the MLP of each layer, in a mixture model.
     pub experts: Option<ExpertSpec>,
-    /// Rows of the embedding that are tokens or could be
+    /// Rows of the embedding, including unused ids
     pub vocab: usize,
     /// The epsilon of every RMSNorm
     pub eps: f32,
     /// Factor of embeddings.
     pub embed_scale: f32,
-    /// Limit that logits approach: `cap tanh(logit / cap)`; `None` leaves them.
+    /// Soft cap of logits: `cap tanh(logit / cap)`; `None` for no cap.
     pub logit_cap: Option<f32>,
-    /// Positions the model was made for.
+    /// Positions that the model was trained for.
     pub max_position: usize,
-    /// Width of the target's hidden states, in a model that drafts from them and from the target's
+    /// Width of the target's hidden states, in an assistant model that reads them and the target's
     /// cache.
     pub backbone: Option<usize>,
     /// Tokens that end a text.
     pub eos: Vec<Token>,
     pub bos: Token,
-    /// Whether the output head is the embedding table.
+    /// Whether the output head shares the embedding table.
     pub tied: bool,
-    /// Whether the file names `vocab` itself; if not, the embedding's rows decide.
+    /// Whether the file specifies `vocab`. Otherwise it is the number of embedding rows.
     pub vocab_is_explicit: bool,
 }
 
 impl Config {
-    /// Reads a whole `config.json`. An architecture refuses every key whose meaning its forward
-    /// pass does not compute.
+    /// Reads a whole `config.json`. Architectures reject keys that their forward pass does not
+    /// implement.
     pub fn from_json(json: &Value) -> Result<Config> {
         architecture::of_json(json).and_then(|a| a.config(json)).map_err(|fault| {
             let what = format!("config.json: {}", fault.what);
@@ -123,7 +123,7 @@ impl Config {
         (0..self.layers.len()).filter(|i| self.layers[*i].is_global()).collect()
     }
 
-    /// Returns the largest window of the layers; `None` where all layers see all positions.
+    /// Returns the largest window of the layers; `None` if all layers see all positions.
     pub fn window(&self) -> Option<usize> {
         self.layers.iter().filter_map(|layer| layer.window).max()
     }

@@ -1,44 +1,45 @@
-//! A family's speech: turns, thoughts and calls of functions, as templates and answers write them.
+//! A family's conventions for turns, thoughts and function calls in templates and answers.
 
 use super::architecture::ARCHITECTURES;
 use super::gemma3;
 
-/// The speech of an architecture.
+/// Conventions of an architecture's texts.
 #[derive(Debug, PartialEq)]
 pub struct Dialect {
-    /// Control token that begins a turn. A vocabulary with it is one of this dialect.
+    /// Control token that begins a turn. A vocabulary that contains it uses this dialect.
     pub turn: &'static str,
-    /// Chat template of models whose files carry none.
+    /// Chat template of models without one in their files.
     pub template: &'static str,
-    /// Control tokens of thoughts, where models of the family can think.
+    /// Control tokens of thoughts, if models of the family can think.
     pub thought: Option<ThoughtMarks>,
-    /// Control tokens before and behind a call of a function, and around a string in it. Without
-    /// them a call is a line of JSON.
+    /// Control tokens before and after a function call, and around a string in it. `None`: a call
+    /// is a line of JSON.
     pub calls: Option<[&'static str; 3]>,
-    /// Kind of tokenizer in GGUF files.
+    /// Tokenizer type in GGUF files.
     pub gguf: &'static str,
-    /// Whether GGUF files list the merges, and say by the kind alone how texts are cut.
+    /// Whether GGUF files list the merges. If so, the tokenizer type alone determines the
+    /// pre-tokenisation.
     pub has_merges: bool,
 }
 
 /// Control tokens of thoughts.
 #[derive(Debug, PartialEq)]
 pub struct ThoughtMarks {
-    /// Asks for a thought, in the prompt.
+    /// Requests a thought, in the prompt.
     pub wish: &'static str,
     pub begin: &'static str,
     pub end: &'static str,
 }
 
 impl Dialect {
-    /// Returns the dialect of a vocabulary that has some control tokens. Among several, the newest
-    /// architecture's counts. A vocabulary without known turns speaks as Gemma 3 does.
+    /// Returns the dialect of a vocabulary, given a test for its control tokens. If several match,
+    /// the newest architecture's is used. Without a match it is that of Gemma 3.
     pub fn of_vocabulary(has: impl Fn(&str) -> bool) -> &'static Dialect {
         let mut dialects = ARCHITECTURES.into_iter().rev().map(|a| a.dialect());
         dialects.find(|dialect| has(dialect.turn)).unwrap_or(&gemma3::DIALECT)
     }
 
-    /// Returns whether this is the template of some dialect.
+    /// Returns whether this is the template of a dialect.
     pub fn is_template(source: &str) -> bool {
         ARCHITECTURES.into_iter().any(|a| a.dialect().template == source)
     }

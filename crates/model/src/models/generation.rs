@@ -1,4 +1,4 @@
-//! Sampling defaults that a model brings along: `generation_config.json`.
+//! Sampling defaults of a model: `generation_config.json`.
 
 use super::Config;
 use crate::checkpoint::Checkpoint;
@@ -7,16 +7,16 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 use serde_json::Value;
 
-/// Sampling settings that the model's authors recommend; `None` where they recommend nothing.
+/// Sampling settings that the model's authors recommend; `None` without a recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generation {
-    /// 0 where the file says `"do_sample": false`.
+    /// 0 if the file says `"do_sample": false`.
     pub temperature: Option<f32>,
     pub top_k: Option<usize>,
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repeat_penalty: Option<f32>,
-    /// Tokens that end a turn; empty where the file names none.
+    /// Tokens that end a turn; empty if the file lists none.
     pub eos: Vec<Token>,
 }
 
@@ -32,7 +32,7 @@ impl Generation {
         }
     }
 
-    /// Returns the tokens that end the text: those named here, else those of config.json.
+    /// Returns the tokens that end the text: `eos` of this file, or else those of config.json.
     pub fn stop_ids(&self, config: &Config) -> Vec<Token> {
         if self.eos.is_empty() { config.eos.clone() } else { self.eos.clone() }
     }
@@ -61,8 +61,8 @@ impl Generation {
     }
 }
 
-/// Reads a token id or a list of them. An absent value and null give an empty list; any other value
-/// gives `None`.
+/// Reads a token id or a list of ids. Returns an empty list if absent or null, and `None` for any
+/// other value.
 pub(super) fn tokens(value: Option<&Value>) -> Option<Vec<Token>> {
     let one = |v: &Value| v.as_u64().and_then(|n| Token::try_from(n).ok());
     match value {

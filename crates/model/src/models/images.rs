@@ -1,9 +1,9 @@
-//! Images that histories name.
+//! Images in histories.
 //!
-//! An image is known by a digest of its pixels. In a history it is a run of numbers from
-//! [`FIRST_PLACE`] on, its places, one for each row of soft tokens. The registry gives each digest
-//! its places once: the same image is the same history again, and two images never share a number.
-//! Soft tokens are kept while a text holds the image, and after that within a limit of memory.
+//! An image is identified by a digest of its pixels. In a history it is a run of placeholder
+//! numbers from [`FIRST_PLACE`] upwards, one per soft token. The registry assigns these numbers
+//! once per digest: the same image gives the same history, and two images never share a number.
+//! Soft tokens are kept while a text holds the image, and afterwards within a memory limit.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -13,15 +13,15 @@ use anyhow::Result;
 use gemma_base::error::{Fault, Kind};
 use gemma_base::tensor::{FIRST_PLACE, Token, is_place};
 
-/// SHA-256 over all that an image's soft tokens follow from: its pixels, its size, the model's
-/// budget of tokens.
+/// SHA-256 of everything that determines an image's soft tokens: its pixels, its size, and the
+/// model's token budget.
 pub type ImageDigest = [u8; 32];
 
-/// Digests at most whose places are known. The one unused for longest is forgotten first, and gets
-/// other places if it returns.
+/// Most digests with remembered placeholders. The least recently used one is forgotten first; if
+/// the image returns, it gets new numbers.
 const MOST_NAMES: usize = 1 << 16;
 
-/// An image with its soft tokens. A text holds the images that its history names.
+/// An image with its soft tokens. A text holds the images in its history.
 pub struct Image {
     digest: ImageDigest,
     places: Range<Token>,
@@ -30,12 +30,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// Returns the image's items of a history, in order.
+    /// Returns the image's placeholders in a history, in order.
     pub fn places(&self) -> Range<Token> {
         self.places.clone()
     }
 
-    /// Returns the number of its places.
+    /// Returns the number of its placeholders.
     pub fn rows(&self) -> usize {
         self.places.len()
     }
@@ -44,7 +44,7 @@ impl Image {
         &self.digest
     }
 
-    /// Returns the soft tokens from the nth on: f32 `[rows - n, dim]`.
+    /// Returns the soft tokens from index `n`: f32 `[rows - n, dim]`.
     pub fn soft_from(&self, n: usize) -> &[f32] {
         &self.soft[n * (self.soft.len() / self.rows())..]
     }
@@ -56,21 +56,21 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Places of a digest.
+/// Placeholders of a digest.
 struct Named {
     places: Range<Token>,
-    /// `None` once it was dropped.
+    /// `None` after it was dropped.
     image: Option<Arc<Image>>,
-    /// When it was asked for last.
+    /// Time of the last use.
     used: u64,
 }
 
 #[derive(Default)]
 struct Registry {
     named: HashMap<ImageDigest, Named>,
-    /// By the first place.
+    /// Digest by first placeholder.
     digests: BTreeMap<Token, ImageDigest>,
-    /// Places given out so far, with one between any two images.
+    /// Number of placeholders assigned so far, with a gap of one between images.
     given: u32,
     now: u64,
     /// Bytes of all soft tokens.
@@ -79,7 +79,7 @@ struct Registry {
 
 /// The images of one model.
 pub struct Images {
-    /// Channels of a soft token: those of the model's embeddings.
+    /// Channels of a soft token, equal to those of the model's embeddings.
     dim: usize,
     most_rows: usize,
     most_bytes: usize,
@@ -93,8 +93,8 @@ impl std::fmt::Debug for Images {
 }
 
 impl Images {
-    /// Makes an empty registry for soft tokens of `dim` channels. An image has at most `most_rows`
-    /// of them. Soft tokens of images that no text holds take at most `most_bytes`.
+    /// Creates an empty registry for images of at most `most_rows` soft tokens of `dim` channels.
+    /// Soft tokens of images that no text holds use at most `most_bytes`.
     pub fn new(dim: usize, most_rows: usize, most_bytes: usize) -> Images {
         Images { dim, most_rows, most_bytes, registry: Mutex::default() }
     }
@@ -108,7 +108,7 @@ impl Images {
         self.registry.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Returns an image that is kept. Nothing has to be computed for it.
+    /// Returns a stored image, so that its soft tokens need not be computed again.
     pub fn find(&self, digest: &ImageDigest) -> Option<Arc<Image>> {
         let mut registry = self.lock();
         registry.now += 1;
@@ -118,9 +118,11 @@ impl Images {
         named.image.clone()
     }
 
-    /// Keeps the soft tokens of an image, f32 `[rows, dim]`. Returns the image that is kept already
-    /// where there is one. Refuses a number of rows that the model does not take, or that is not
-    /// the digest's, and values that are not finite.
+    /// Stores the soft tokens of an image, f32 `[rows, dim]`. Returns the existing image if there
+    /// is one.
+    ///
+    /// Fails for a number of rows that the model does not support or that differs from an earlier
+    /// one, and for non-finite values.
     pub fn insert(&self, digest: ImageDigest, soft: Vec<f32>) -> Result<Arc<Image>> {
         let rows = soft.len() / self.dim.max(1);
         let fits = (1..=self.most_rows).contains(&rows) && rows * self.dim == soft.len();
@@ -141,7 +143,7 @@ impl Images {
             None => registry.give(rows)?,
         };
         if places.len() != rows {
-            let what = format!("an image of {} soft tokens has {rows} now", places.len());
+            let what = format!("an image of {} soft tokens now has {rows}", places.len());
             return Err(Fault::model(what).into());
         }
         registry.digests.insert(places.start, digest);
@@ -165,15 +167,15 @@ impl Images {
         Ok(image)
     }
 
-    /// Returns the image of a place that is kept, and which of its soft tokens the place is.
+    /// Returns the stored image of a placeholder, and the index of its soft token.
     pub fn at(&self, place: Token) -> Option<(Arc<Image>, usize)> {
         let registry = self.lock();
         let (named, index) = registry.at(place)?;
         Some((named.image.clone()?, index))
     }
 
-    /// Returns what a place is in every process: the digest of its image and the number of the soft
-    /// token.
+    /// Returns a placeholder's identity across processes: the digest of its image and the index of
+    /// its soft token.
     pub fn name(&self, place: Token) -> Option<(ImageDigest, usize)> {
         let registry = self.lock();
         let (_, index) = registry.at(place)?;
@@ -181,15 +183,16 @@ impl Images {
         Some((*registry.digests.get(&first)?, index))
     }
 
-    /// Returns whether a place is the last one of its image; `None` for a place that no image has.
+    /// Returns whether a placeholder is the last one of its image; `None` if it belongs to no
+    /// image.
     pub fn is_last(&self, place: Token) -> Option<bool> {
         let registry = self.lock();
         let (named, index) = registry.at(place)?;
         Some(index + 1 == named.places.len())
     }
 
-    /// Refuses a prompt in which an image is cut, at whose end no token follows an image, or with
-    /// images that are not kept.
+    /// Fails for a prompt that cuts an image, ends with an image, or contains an image that is not
+    /// stored.
     pub fn check(&self, history: &[Token]) -> Result<()> {
         let mut rest = history;
         while let Some(&item) = rest.first() {
@@ -200,8 +203,8 @@ impl Images {
             let (image, index) = self.at(item).ok_or_else(forgotten)?;
             let run = rest.iter().copied().zip(image.places());
             if index > 0 || run.take_while(|(item, place)| item == place).count() < image.rows() {
-                return Err(Fault::usage("the prompt has a part of an image")
-                    .help("give all places of an image in order")
+                return Err(Fault::usage("the prompt has only part of an image")
+                    .help("give all placeholders of an image in order")
                     .into());
             }
             rest = &rest[image.rows()..];
@@ -215,19 +218,19 @@ impl Images {
     }
 }
 
-/// The way in which a model reads places of images.
+/// How a model reads image placeholders.
 #[derive(Clone, Debug, Default)]
 pub enum Sight {
-    /// It refuses them.
+    /// It rejects them.
     #[default]
     Refuses,
-    /// It reads each as this token.
+    /// It reads each one as this token.
     Blind(Token),
-    /// It reads the soft tokens of these.
+    /// It reads the soft tokens of these images.
     Sees(Arc<Images>),
 }
 
-/// Returns the error about a place that no image has.
+/// Returns the error for a placeholder of no stored image.
 pub fn forgotten() -> anyhow::Error {
     Fault::usage("the text has an image that is not kept").help("send the image again").into()
 }
@@ -239,7 +242,7 @@ impl Registry {
         named.places.contains(&place).then_some((named, (place - first) as usize))
     }
 
-    /// Gives out places. One number stays free after them, so that two images never touch.
+    /// Assigns placeholders. The number after them stays free, so that images are never adjacent.
     fn give(&mut self, rows: usize) -> Result<Range<Token>> {
         let all = (self.given as usize + rows + 1).try_into().ok();
         let Some(given) = all.filter(|given: &u32| *given < u32::MAX - FIRST_PLACE) else {
@@ -250,8 +253,8 @@ impl Registry {
         Ok(first..first + rows as Token)
     }
 
-    /// Drops soft tokens that no text holds until the rest takes at most `most_bytes`, and names
-    /// beyond [`MOST_NAMES`]; those unused for longest first. `newest` stays.
+    /// Drops unused soft tokens until they use at most `most_bytes`, and digests beyond
+    /// [`MOST_NAMES`], least recently used first. Keeps `newest`.
     fn limit(&mut self, most_bytes: usize, newest: &ImageDigest) {
         let is_free =
             |named: &Named| named.image.as_ref().is_none_or(|i| Arc::strong_count(i) == 1);
@@ -274,14 +277,16 @@ impl Registry {
     }
 }
 
-/// Returns the end of the run of places that begins `items`, and 0 for a token.
+/// Returns the length of the run of placeholders at the start of `items`; 0 if it starts with a
+/// token.
 pub fn run(items: &[Token]) -> usize {
     let Some(&first) = items.first().filter(|item| is_place(**item)) else { return 0 };
     (first..).zip(items).take_while(|(place, item)| place == *item).count()
 }
 
-/// Returns how many of these items a part of about `n` of them takes, so that no image is cut: the
-/// part ends before an image that does not fit, unless the image begins it.
+/// Returns where to cut `items` near index `n` without cutting an image.
+///
+/// The part ends before an image that does not fit, unless that image is at its start.
 pub fn whole(items: &[Token], n: usize) -> usize {
     let is_inside = |at: usize| items[at] > FIRST_PLACE && items[at] == items[at - 1] + 1;
     if n == 0 || n >= items.len() || !is_inside(n) {
@@ -325,7 +330,7 @@ mod tests {
 
     #[test]
     fn soft_tokens_are_dropped_and_places_stay() {
-        // Room for two images of one row.
+        // The limit fits two images of one row.
         let images = Images::new(2, 3, 16);
         let places = |n| images.insert(digest(n), vec![n as f32; 2]).unwrap().places();
         let (a, b) = (places(1), places(2));
@@ -333,7 +338,7 @@ mod tests {
         let held = images.insert(digest(3), vec![3.0; 2]).unwrap();
         assert!(images.find(&digest(2)).is_none() && images.at(b.start).is_none());
         assert_eq!(images.name(b.start), Some((digest(2), 0)), "the name outlives the values");
-        // One that a text holds stays, whatever the limit.
+        // An image that a text holds stays regardless of the limit.
         assert_eq!((places(2), places(1), places(4).len()), (b, a, 1));
         assert!(images.find(&digest(3)).is_some_and(|image| Arc::ptr_eq(&image, &held)));
     }
@@ -346,8 +351,8 @@ mod tests {
         images.check(&whole).unwrap();
         images.check(&[1, 2]).unwrap();
         let cut = [&[1][..], &a[..2], &[3]].concat();
-        let behind = [&[1][..], &a[1..], &[3]].concat();
-        for bad in [&cut[..], &behind, &whole[..8], &[FIRST_PLACE + 77, 1]] {
+        let cut_off = [&[1][..], &a[1..], &[3]].concat();
+        for bad in [&cut[..], &cut_off, &whole[..8], &[FIRST_PLACE + 77, 1]] {
             assert!(images.check(bad).is_err(), "{bad:?}");
         }
     }

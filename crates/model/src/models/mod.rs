@@ -1,5 +1,5 @@
-//! A model: configuration, weights, forward pass, tokenizer and chat template. Nothing here knows a
-//! device. Start with [`architecture`] and the layer in [`gemma3`].
+//! A model: configuration, weights, forward pass, tokenizer and chat template. Independent of
+//! devices. Start with [`architecture`] and the layer in [`gemma3`].
 
 pub mod architecture;
 pub mod chat;

@@ -1,4 +1,4 @@
-//! Progress of loading weights. Threads that read count their bytes, another one shows the sum.
+//! Progress of loading weights. Reader threads count their bytes, and another thread shows the sum.
 
 use super::{TensorSpec, Weights};
 use anyhow::Result;
@@ -14,7 +14,7 @@ impl Progress {
         self.0.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Returns the matrix with sources that count its bytes as they are read.
+    /// Wraps a matrix so that its sources count the bytes they read.
     pub fn counted<'a>(&'a self, matrix: StoredMatrix<'a>) -> StoredMatrix<'a> {
         let counted =
             |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
@@ -23,13 +23,12 @@ impl Progress {
 }
 
 impl Weights {
-    /// Returns the bytes of matrices that executors have taken since the weights were opened, as
-    /// they are stored.
+    /// Returns the stored bytes of matrices that were read since the weights were opened.
     pub fn bytes_read(&self) -> u64 {
         self.progress.0.load(Relaxed)
     }
 
-    /// Returns the sum that [`Weights::bytes_read`] reaches when all matrices are loaded.
+    /// Returns the value of [`Weights::bytes_read`] after all matrices are loaded.
     pub fn bytes_to_read(&self) -> Result<u64> {
         let bytes = |t: &TensorSpec| Ok(stored_bytes(&self.stored(t.role, t.layer)?) as u64);
         self.matrices().map(bytes).sum()

@@ -1,14 +1,14 @@
-//! Reading of `config.json`: values with their limits, and what all architectures have.
+//! Reads `config.json`: values with their limits, and keys that all architectures share.
 //!
-//! Multimodal files keep the language model under `text_config`, and that section is sparse: absent
-//! keys mean the defaults of the architecture's class in transformers.
+//! Multimodal files store the language model under `text_config`. That section is sparse: missing
+//! keys have the defaults of the architecture's class in transformers.
 
 use super::generation::tokens;
 use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 use serde_json::Value;
 
-/// A parsed file: the text section, and the whole for what stands outside it.
+/// A parsed file: the text section, and the whole for keys outside of it.
 pub struct Reader<'a> {
     pub text: &'a Value,
     whole: &'a Value,
@@ -24,12 +24,12 @@ impl<'a> Reader<'a> {
         self.text.get(key).filter(|v| !v.is_null())
     }
 
-    /// Returns the same, with the whole file as second choice.
+    /// Returns a value of the text section, or else of the whole file.
     fn get_anywhere(&self, key: &str) -> Option<&'a Value> {
         self.get(key).or_else(|| self.whole.get(key).filter(|v| !v.is_null()))
     }
 
-    /// Returns a whole number from 1 to `max`.
+    /// Returns an integer from 1 to `max`.
     pub fn size(&self, key: &str, default: usize, max: usize) -> Result<usize, Fault> {
         size(key, self.get(key), default, max)
     }
@@ -38,7 +38,7 @@ impl<'a> Reader<'a> {
         positive(key, self.get(key), default)
     }
 
-    /// Returns whether the output head is the embedding table.
+    /// Returns whether the output head shares the embedding table.
     pub fn tied(&self) -> Result<bool, Fault> {
         match self.get_anywhere("tie_word_embeddings") {
             None => Ok(true),
@@ -50,13 +50,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the tokens that end a text, and the one that begins it.
+    /// Returns the tokens that end a text, and the token that begins it.
     pub fn ends(&self, vocab: usize) -> Result<(Vec<Token>, Token), Fault> {
         let eos_in = |place: &Value| {
             tokens(place.get("eos_token_id"))
                 .ok_or_else(|| Fault::model(format!("`eos_token_id` is {}", place["eos_token_id"])))
         };
-        // Multimodal files name the chat model's stops outside text_config.
+        // Multimodal files list the chat model's stop tokens outside text_config.
         let eos = [eos_in(self.whole)?, eos_in(self.text)?, vec![1]]
             .into_iter()
             .find(|list| !list.is_empty())
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         Ok((eos, bos))
     }
 
-    /// Returns which layers see all positions, from `layer_types`; `None` without that key.
+    /// Returns which layers are global, from `layer_types`; `None` without that key.
     pub fn layer_types(&self, n_layers: usize) -> Result<Option<Vec<bool>>, Fault> {
         let Some(types) = self.get("layer_types") else { return Ok(None) };
         let list = types.as_array().ok_or_else(|| Fault::model("`layer_types` is not a list"))?;
@@ -101,7 +101,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses a value other than the only one that is computed.
+    /// Fails for any value other than the supported one.
     pub fn refuse_other(&self, key: &str, only: &Value) -> Result<(), Fault> {
         match self.get(key).filter(|v| *v != only) {
             Some(value) => {
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns a whole number from 1 to `max`; the default where there is no value.
+/// Returns an integer from 1 to `max`, or the default if there is no value.
 pub fn size(key: &str, value: Option<&Value>, default: usize, max: usize) -> Result<usize, Fault> {
     let Some(value) = value else { return Ok(default) };
     match value.as_u64() {
@@ -123,7 +123,7 @@ pub fn size(key: &str, value: Option<&Value>, default: usize, max: usize) -> Res
     }
 }
 
-/// Returns a positive number; the default where there is no value.
+/// Returns a positive number, or the default if there is no value.
 pub fn positive(key: &str, value: Option<&Value>, default: f64) -> Result<f64, Fault> {
     let Some(value) = value else { return Ok(default) };
     match value.as_f64() {
@@ -139,7 +139,7 @@ pub fn check_heads(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> Result
             "{n_heads} attention heads cannot share {n_kv_heads} key-value heads evenly"
         )));
     }
-    // Kernels take 16 numbers of a head at a time.
+    // Kernels process 16 channels of a head together.
     if !head_dim.is_multiple_of(16) {
         return Err(Fault::model(format!("`head_dim` must be a multiple of 16, not {head_dim}")));
     }

@@ -1,9 +1,9 @@
-//! The vocabulary of a draft model that has rows for some of its target's tokens only.
+//! The vocabulary of a draft model that has rows for only some of its target's tokens.
 //!
-//! `draft_vocabulary.json` beside the weights names the token of each row, and a hash of the
-//! target's tokenizer. A token without a row is read as the pieces that its text splits into,
-//! longest first, all of which have rows. It is never proposed. `scripts/train/draft_vocab.py`
-//! splits in the same way, so the model has seen such tokens spelled like this.
+//! `draft_vocabulary.json`, next to the weights, lists the token of each row and a hash of the
+//! target's tokenizer. A token without a row is read as several rows: its text is split into pieces
+//! with rows, longest first. It is never drafted. `scripts/train/draft_vocab.py` splits the same
+//! way, so the model was trained with these spellings.
 
 use super::Tokenizer;
 use crate::checkpoint::Checkpoint;
@@ -15,38 +15,38 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
-/// The file beside the weights.
+/// Name of the file next to the weights.
 pub const FILE: &str = "draft_vocabulary.json";
 
-/// Most rows that one token may be spelled with.
+/// Limit of rows per spelled token.
 const MOST_PARTS: usize = 16;
 
-/// No row.
+/// Marks a token without a row.
 const NONE: u32 = u32::MAX;
 
 /// Contents of the file.
 #[derive(Debug, Deserialize)]
 struct Stored {
     tokenizer: Fingerprint,
-    /// Most rows that one token is spelled with
+    /// Most rows of one spelled token
     parts: usize,
-    /// Token of each row, as its distance from the one before.
+    /// Token of each row, as the difference from the previous row's token.
     steps: Vec<u32>,
 }
 
 /// Identity of a tokenizer.
 #[derive(Clone, Debug, Deserialize)]
 struct Fingerprint {
-    /// Tokens `first..end` are hashed. They are pieces of text in every model of the family.
+    /// Tokens `first..end` are hashed. They are text in every model of the family.
     first: usize,
     end: usize,
-    /// SHA-256 over the length (u32, little-endian) and the bytes of each piece.
+    /// SHA-256 over length (u32, little-endian) and bytes of each piece.
     sha256: String,
-    /// Tokens outside that range that must be spelled like this.
+    /// Spellings and ids of required tokens outside that range.
     control: BTreeMap<String, Token>,
 }
 
-/// The tokens that have rows.
+/// The tokens of the draft model's rows.
 #[derive(Clone, Debug)]
 pub struct ReducedVocabulary {
     fingerprint: Fingerprint,
@@ -56,8 +56,8 @@ pub struct ReducedVocabulary {
 }
 
 impl ReducedVocabulary {
-    /// Reads the file beside a draft's weights; `None` where its rows are the tokens themselves.
-    /// `rows` is the size of its embedding.
+    /// Reads the file next to a draft model's weights; `None` if the rows are the tokens
+    /// themselves. `rows` is the size of its embedding.
     pub fn of(checkpoint: &Checkpoint, rows: usize) -> Result<Option<Self>> {
         let Some(bytes) = checkpoint.side_file(FILE)? else { return Ok(None) };
         Self::parse(&bytes, rows)
@@ -98,12 +98,12 @@ impl ReducedVocabulary {
         self.tokens.len()
     }
 
-    /// See [`VocabMap::most_parts`].
+    /// Returns the most rows of one spelled token, see [`VocabMap::most_parts`].
     pub fn most_parts(&self) -> usize {
         self.parts
     }
 
-    /// Returns why the target's tokens differ from those that this vocabulary was made for.
+    /// Returns how the target's tokens differ from those that this vocabulary was made for.
     pub fn mismatch(&self, tokenizer: &Tokenizer) -> Option<String> {
         let Fingerprint { first, end, sha256, control } = &self.fingerprint;
         if tokenizer.vocab() < *end {
@@ -127,8 +127,8 @@ impl ReducedVocabulary {
             .then(|| "it was made for another tokenizer: the pieces differ".to_owned())
     }
 
-    /// Returns the spelling of each token in the model's rows, for a target that
-    /// [fits](Self::mismatch).
+    /// Returns the spelling of each token in the model's rows, for a compatible target (see
+    /// [`mismatch`](Self::mismatch)).
     pub fn spelling(&self, tokenizer: &Tokenizer) -> VocabMap {
         let text = self.fingerprint.first..self.fingerprint.end;
         let mut row_of = vec![NONE; tokenizer.vocab()];
@@ -139,8 +139,8 @@ impl ReducedVocabulary {
             *slot = row as u32;
             let bytes = tokenizer.token_bytes(token);
             if text.contains(&(token as usize)) && !bytes.is_empty() {
-                // Where two tokens add the same bytes, such as a newline and its byte token, the
-                // lower one stands for both.
+                // If two tokens have the same bytes, such as a newline and its byte token, the
+                // lower one is used.
                 known.entry(bytes.into()).or_insert(row as u32);
             }
         }
@@ -166,7 +166,7 @@ impl ReducedVocabulary {
     }
 }
 
-/// Tokens of a target in the rows of a draft model.
+/// Maps a target's tokens to rows of a draft model.
 #[derive(Clone, Debug)]
 pub struct VocabMap {
     tokens: Vec<Token>,
@@ -174,10 +174,10 @@ pub struct VocabMap {
     row_of: Vec<u32>,
     /// Rows of pieces of text, by their bytes.
     known: HashMap<Box<[u8]>, u32>,
-    /// Bytes of the tokens that have no row. `[tokens of the target]`
+    /// Bytes of the tokens without a row. `[tokens of the target]`
     pieces: Vec<Box<[u8]>>,
     longest: usize,
-    /// Row that stands for tokens without text.
+    /// Row used for tokens without text.
     unknown: u32,
     parts: usize,
 }
@@ -193,7 +193,7 @@ impl VocabMap {
         self.tokens.len()
     }
 
-    /// Most rows that one token is spelled with
+    /// Returns the most rows of one spelled token.
     pub fn most_parts(&self) -> usize {
         self.parts
     }
@@ -208,8 +208,8 @@ impl VocabMap {
         self.row_of.get(token as usize).copied().filter(|row| *row != NONE)
     }
 
-    /// Adds the rows that a token is spelled with to `out`, at least one. If there are more than
-    /// the model was made for, it adds the last ones.
+    /// Appends the rows of a token to `out`, at least one. If there are more than the model was
+    /// made for, appends the last ones.
     pub fn spell(&self, token: Token, out: &mut Vec<u32>) {
         if let Some(row) = self.row(token) {
             return out.push(row);
@@ -219,8 +219,8 @@ impl VocabMap {
             let found = (1..=self.longest.min(rest.len()))
                 .rev()
                 .find_map(|n| self.known.get(&rest[..n]).map(|row| (n, *row)));
-            // Every byte has a row in a vocabulary that fits its tokenizer; a piece that cannot be
-            // spelled is cut short.
+            // Every byte has a row in a vocabulary that matches its tokenizer. A piece that cannot
+            // be spelled is truncated.
             let Some((n, row)) = found else { break };
             out.push(row);
             rest = &rest[n..];

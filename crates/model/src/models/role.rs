@@ -22,28 +22,28 @@ pub enum Role {
     FinalNorm,
     /// Output head that is not the embedding table.
     Head,
-    /// Factor of the residual stream behind a layer, one number.
+    /// Factor of the residual stream after a layer, one number.
     LayerScale,
-    /// Matrix that makes the input of an assistant's layers from a token's embedding and a state
-    /// of the target.
+    /// Matrix from a token's embedding and a state of the target to the input of an assistant's
+    /// layers.
     PreProjection,
-    /// Matrix that makes such a state from the assistant's last hidden state.
+    /// Matrix from the assistant's last hidden state to the next state.
     PostProjection,
     /// Matrix that scores the experts of a layer.
     Router,
-    /// Factors of the residual stream in front of it.
+    /// Factors of the router's input.
     RouterScale,
     /// Factor of each expert's output.
     ExpertFactors,
-    /// Norm in front of the experts.
+    /// Norm before the experts.
     PreExpertNorm,
-    /// Gate and up matrices of all experts, one expert below the other.
+    /// Gate and up matrices of all experts, stacked vertically.
     ExpertGateUp,
-    /// The same in two tensors, as some GGUF files have them.
+    /// Separate gate and up matrices, as in some GGUF files.
     ExpertGate,
     ExpertUp,
     ExpertDown,
-    /// Norms behind the MLP that is beside experts, and behind these.
+    /// Norm after the MLP next to the experts; `PostExpertNorm` follows the experts.
     PostSharedNorm,
     PostExpertNorm,
 }
@@ -109,7 +109,7 @@ impl Role {
         !self.is_matrix() && !matches!(self, LayerScale | RouterScale | ExpertFactors)
     }
 
-    /// Returns whether it is a matrix of each expert.
+    /// Returns whether it is a matrix with one part per expert.
     pub fn is_of_experts(self) -> bool {
         use Role::*;
         matches!(self, ExpertGateUp | ExpertGate | ExpertUp | ExpertDown)
@@ -121,21 +121,21 @@ impl Role {
         !matches!(self, Embed | FinalNorm | Head | PreProjection | PostProjection)
     }
 
-    /// Returns the name of a tensor in recipes: that of Hugging Face without the model's prefix and
+    /// Returns the name of a tensor in recipes: Hugging Face's name without the model's prefix and
     /// `.weight`.
     pub fn short_name(self, layer: usize) -> String {
         let name = self.suffix().trim_end_matches(".weight");
         if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
     }
 
-    /// Returns that without the layer and its half, such as `q_proj` or `experts.down_proj`.
+    /// Returns the short name without layer and block, such as `q_proj` or `experts.down_proj`.
     pub fn name(self) -> &'static str {
         let name = self.suffix().trim_end_matches(".weight");
         name.trim_start_matches("self_attn.").trim_start_matches("mlp.")
     }
 
-    /// Returns the name of Hugging Face behind the model's prefix, and behind `layers.N.` for a
-    /// tensor of a layer.
+    /// Returns the end of Hugging Face's name, after the model's prefix and, for a layer's tensor,
+    /// after `layers.N.`.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Role::Embed => "embed_tokens.weight",

@@ -1,22 +1,22 @@
-//! Rotation angles: cosines and sines of each position, computed on the host by the crate `libm`.
-//! Every device and every system rotates by the same bits.
+//! Rotation angles (RoPE): cosines and sines of each position, computed on the host with the crate
+//! `libm`, so that every device and system rotates with the same bits.
 
 use super::config::RopeSpec;
 use gemma_base::util::threads;
 use rayon::prelude::*;
 
-/// Positions from which on waking the threads pays.
+/// Smallest number of positions for which waking the threads pays off.
 const MANY: usize = 64;
 
-/// The angles of layers that rotate alike.
+/// The angles of layers with the same rotation.
 #[derive(Clone, Debug)]
 pub struct Angles {
     inv_freq: Vec<f32>, // [head_dim / 2]
 }
 
 impl Angles {
-    /// `theta^(-2i / head_dim) / factor`, rounded to f32 as transformers does; 0 for the channels
-    /// that do not turn.
+    /// Computes frequencies `theta^(-2i / head_dim) / factor`, rounded to f32 as in transformers; 0
+    /// for channels that are not rotated.
     pub fn new(rope: RopeSpec, head_dim: usize) -> Self {
         let turning = rope.turning(head_dim);
         let frequency = |i: usize| match i < turning {
@@ -29,8 +29,8 @@ impl Angles {
         Angles { inv_freq: (0..head_dim / 2).map(frequency).collect() }
     }
 
-    /// Makes `out` the cosines, then the sines of each position: `[positions, head_dim]`. All
-    /// threads compute those of many positions.
+    /// Fills `out` with the cosines, then the sines of each position: `[positions, head_dim]`. Uses
+    /// all threads if there are many positions.
     pub fn fill(&self, positions: &[u32], out: &mut Vec<f32>) {
         let half = self.inv_freq.len();
         out.resize(positions.len() * 2 * half, 0.0);

@@ -1,5 +1,5 @@
-//! Made-up weights of any shape and format, the same for the same seed. They take no memory until a
-//! matrix is asked for.
+//! Random weights of any shape and format, deterministic in the seed. They use no memory until a
+//! matrix is requested.
 
 use super::{Role, TensorSpec};
 use anyhow::Result;
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use std::collections::HashMap;
 
-/// Bytes that a thread makes at a time.
+/// Bytes that a thread generates at once.
 const PIECE: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Stream {
 }
 
 impl Synthetic {
-    /// Asks `format_of` for the format of each matrix of a model.
+    /// Creates weights; `format_of` returns the format of each matrix.
     pub fn new(
         tensors: &[TensorSpec],
         format_of: impl Fn(Role, usize) -> Format,
@@ -65,7 +65,8 @@ impl Synthetic {
         Stream(mix.next())
     }
 
-    /// Makes uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
+    /// Generates uniform weights of variance 1 / cols, so that activations neither vanish nor
+    /// explode.
     pub fn matrix(
         &self,
         role: Role,
@@ -86,7 +87,7 @@ impl Synthetic {
         Matrix::new(stored.format, rows, cols, codes, side)
     }
 
-    /// Returns a matrix whose weights are made as they are read.
+    /// Returns a matrix with weights that are generated when they are read.
     pub fn stored(
         &self,
         role: Role,
@@ -118,14 +119,14 @@ impl Synthetic {
         Ok(StoredMatrix { format, rows, cols, codes: Box::new(codes), side: Some(Box::new(side)) })
     }
 
-    /// Makes factors between 3/4 and 5/4.
+    /// Generates factors between 3/4 and 5/4.
     pub fn vector(&self, role: Role, layer: usize, cols: usize) -> Vec<f32> {
         let mut stream = self.stream(role, layer, 0);
         (0..cols).map(|_| 1.0 + stream.unit() / 4.0).collect()
     }
 }
 
-/// Codes of a matrix. The numbers of each row are a stream of their own.
+/// Codes of a matrix. Each row has its own stream of random numbers.
 struct Codes<'a> {
     weights: &'a Synthetic,
     tensor: (Role, usize),
@@ -154,7 +155,7 @@ impl Source for Codes<'_> {
     }
 }
 
-/// The side. Scales are spread a little, so that tests catch a kernel that mixes them up.
+/// Side of a matrix. Scales vary a little, so that tests catch a kernel that mixes them up.
 struct Side {
     stream: u64,
     kind: SideKind,
@@ -179,7 +180,7 @@ impl Source for Side {
 }
 
 impl Side {
-    /// Makes an element. Its minima are such that the weights of each group have the mean 0.
+    /// Generates an element. Its minima make the mean weight of each group 0.
     fn element(&self, stream: &mut Stream) -> [u8; side::BYTES] {
         let mut element = [0; side::BYTES];
         let spread = 1.0 + 0.25 * stream.unit();
@@ -188,7 +189,7 @@ impl Side {
             element.copy_from_slice(&bytemuck::cast_slice(&draws)[..side::BYTES]);
         }
         let twice = |byte: u8| byte & 15 | byte << 4;
-        // The spread of the integers.
+        // Standard deviation of the integers.
         let integers = match self.kind {
             SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1.0,
             SideKind::SixBitMin => {
@@ -215,8 +216,8 @@ impl Side {
     }
 }
 
-/// Fills `out`, which begins at byte `at` of a row of values of N bytes, with the values from the
-/// one that `at` lies in.
+/// Fills `out`, which starts at byte `at` of a row of N-byte values. `next` returns the values,
+/// starting with the first one that begins at or after `at`.
 fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [u8; N]) {
     let head = (N - at % N) % N;
     let (head, body) = out.split_at_mut(head.min(out.len()));
@@ -230,7 +231,7 @@ fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [
     }
 }
 
-/// Fills part of a row of codes, from byte `at` on.
+/// Fills part of a row of codes, from byte `at`.
 fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
     match code {
         Code::F32 => {
@@ -256,7 +257,7 @@ fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
 mod tests {
     use super::*;
 
-    /// A device reads in pieces, the processor reads whole matrices: the bytes are the same.
+    /// A device reads pieces, the processor reads whole matrices; the bytes must be equal.
     #[test]
     fn pieces_of_a_matrix_are_parts_of_the_whole() {
         for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {

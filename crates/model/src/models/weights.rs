@@ -1,7 +1,7 @@
 //! The weights of a model by role and layer.
 //!
-//! Every shape is checked when the weights are opened. Unknown tensors are refused, because leaving
-//! out, say, a bias would change the model's text silently.
+//! Every shape is checked when the weights are opened. Unknown tensors are errors, because ignoring
+//! one, such as a bias, would silently change the model's text.
 
 use super::images::{Images, Sight};
 use super::progress::Progress;
@@ -14,15 +14,15 @@ use gemma_base::tensor::{Format, Matrix, StoredMatrix, Token};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Largest factor of a norm or a layer that a model may have. Activations of trained models are
-/// below 1e6, so a larger factor is damage.
+/// Largest valid factor of a norm or a layer. Activations of trained models are below 1e6, so a
+/// larger factor means damage.
 const LARGEST: f32 = 1e9;
 
 /// Prefixes of the language model's tensors in published files; see [`HEADS`].
 const PREFIXES: [&str; 5] =
     ["language_model.model.", "model.language_model.", "model.", "language_model.", ""];
 
-/// Names of an output head.
+/// Names of a separate output head.
 const HEADS: [&str; 3] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
 
@@ -38,17 +38,17 @@ const SKIPPED: [&str; 8] = [
     "model.embed_audio.",
 ];
 
-/// Ends of the names of tensors that the configuration stands for.
+/// Ends of the names of tensors that the configuration makes redundant.
 const FREQUENCIES: [&str; 2] = ["rotary_emb.inv_freq", "rope_freqs.weight"];
 
-/// The weights of one model: from a checkpoint, or made up.
+/// The weights of one model: from a checkpoint, or random.
 #[derive(Debug)]
 pub struct Weights {
     config: Config,
     tensors: Vec<TensorSpec>,
     source: Source,
     notes: Vec<String>,
-    /// A draft model that is loaded beside it.
+    /// A draft model that is loaded next to it.
     assistant: Option<Box<Weights>>,
     sight: Sight,
     pub(super) progress: Progress,
@@ -76,12 +76,12 @@ impl Weights {
         Weights { config, tensors, source, notes, assistant, sight, progress }.check_all(stored)
     }
 
-    /// Makes random weights of any shape and format on demand, for measurements and tests.
+    /// Creates random weights of any shape and format on demand, for measurements and tests.
     pub fn synthetic(config: Config, format_of: impl Fn(Role) -> Format, seed: u64) -> Weights {
         Self::synthetic_by_layer(config, |role, _| format_of(role), seed)
     }
 
-    /// Makes random weights of which each matrix may have a format of its own.
+    /// Creates random weights with a format per matrix.
     pub fn synthetic_by_layer(
         config: Config,
         format_of: impl Fn(Role, usize) -> Format,
@@ -93,36 +93,36 @@ impl Weights {
         Weights { config, tensors, source, notes, assistant, sight, progress }
     }
 
-    /// Gives the model an assistant.
+    /// Adds an assistant to the model.
     pub fn assisted_by(mut self, assistant: Option<Weights>) -> Weights {
         self.assistant = assistant.map(Box::new);
         self
     }
 
-    /// Returns the draft model that is loaded beside it and reads its caches.
+    /// Returns the draft model that is loaded next to it and reads its caches.
     pub fn assistant(&self) -> Option<&Weights> {
         self.assistant.as_deref()
     }
 
-    /// Lets texts name the images of a registry. Passes then have room for the largest of them, and
-    /// engines of the model share the registry.
+    /// Allows texts to contain the images of a registry. Passes then have room for the largest
+    /// image, and engines of the model share the registry.
     pub fn seeing(mut self, images: Arc<Images>) -> Weights {
         self.sight = Sight::Sees(images);
         self
     }
 
-    /// Reads each place of an image as `token`: for a draft model, whose text is only a guess.
+    /// Reads every image placeholder as `token`. For a draft model, since its text is only a guess.
     pub fn blind(mut self, token: Token) -> Weights {
         self.sight = Sight::Blind(token);
         self
     }
 
-    /// Returns the way in which places of images are read.
+    /// Returns how image placeholders are read.
     pub fn sight(&self) -> &Sight {
         &self.sight
     }
 
-    /// Returns the images that texts may name; `None` where the model runs without images.
+    /// Returns the images that texts may contain; `None` if the model runs without images.
     pub fn images(&self) -> Option<&Arc<Images>> {
         match &self.sight {
             Sight::Sees(images) => Some(images),
@@ -134,7 +134,7 @@ impl Weights {
         &self.config
     }
 
-    /// Returns the files behind the weights; `None` for synthetic ones.
+    /// Returns the files of the weights; `None` for random ones.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
             Source::Files { checkpoint, .. } => Some(checkpoint),
@@ -142,12 +142,12 @@ impl Weights {
         }
     }
 
-    /// Returns what the user should know about the files, a line each, such as skipped parts.
+    /// Returns notes for the user about the files, one line each, such as skipped parts.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns whether the output head is a matrix of its own ([`Role::Head`]) rather than the
+    /// Returns whether the output head is a separate matrix ([`Role::Head`]) instead of the
     /// embedding table.
     pub fn has_own_head(&self) -> bool {
         matches!(self.source, Source::Files { head: Some(_), .. })
@@ -163,13 +163,13 @@ impl Weights {
         self.tensors.iter().filter(|tensor| tensor.is_matrix())
     }
 
-    /// Returns a tensor that the model has.
+    /// Returns a tensor. Panics if the model does not have it.
     pub fn tensor(&self, role: Role, layer: usize) -> TensorSpec {
         let found = self.tensors.iter().find(|t| t.role == role && t.layer == layer);
         *found.unwrap_or_else(|| panic!("layer {layer} has no {role:?}"))
     }
 
-    /// Returns the checkpoint's name of a tensor; for synthetic weights, the name it would have.
+    /// Returns the name of a tensor in the checkpoint; for random weights, the name it would have.
     pub fn name(&self, role: Role, layer: usize) -> String {
         let (prefix, head) = match &self.source {
             Source::Files { prefix, head, .. } => (*prefix, *head),
@@ -178,7 +178,7 @@ impl Weights {
         name_of(role, layer, prefix, head)
     }
 
-    /// Returns the format that [`Weights::matrix`] gives a matrix in, without loading it.
+    /// Returns the format in which [`Weights::matrix`] returns a matrix, without loading it.
     pub fn format(&self, role: Role, layer: usize) -> Result<Format> {
         match &self.source {
             Source::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
@@ -192,10 +192,9 @@ impl Weights {
         }
     }
 
-    /// Returns a matrix as the file stores it: bf16, f32 and packed formats without a copy, f16 as
-    /// f32.
+    /// Returns a matrix as stored. bf16, f32 and packed formats are not copied; f16 becomes f32.
     pub fn matrix(&self, role: Role, layer: usize) -> Result<Matrix<'_>> {
-        assert!(role.is_matrix(), "{role:?} is no matrix");
+        assert!(role.is_matrix(), "{role:?} is not a matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         match &self.source {
             Source::Synthetic(synthetic) => synthetic.matrix(role, layer, rows, cols),
@@ -205,9 +204,9 @@ impl Weights {
         }
     }
 
-    /// Returns a matrix that is not read yet.
+    /// Returns a matrix that has not been read yet.
     pub fn stored(&self, role: Role, layer: usize) -> Result<StoredMatrix<'_>> {
-        assert!(role.is_matrix(), "{role:?} is no matrix");
+        assert!(role.is_matrix(), "{role:?} is not a matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         let matrix = match &self.source {
             Source::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols)?,
@@ -220,16 +219,17 @@ impl Weights {
         Ok(self.progress.counted(matrix))
     }
 
-    /// Returns a matrix's format and size alone, without its contents.
+    /// Returns a matrix with its format and size, but without contents.
     pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         let (codes, side) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
         Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, side })
     }
 
-    /// Returns a vector as a pass takes it: a norm's factors, or the number that scales a layer.
+    /// Returns a vector in the form that a pass needs: a norm's factors, or the number that scales
+    /// a layer.
     pub fn vector(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
-        assert!(!role.is_matrix(), "{role:?} is no vector");
+        assert!(!role.is_matrix(), "{role:?} is not a vector");
         let cols = self.tensor(role, layer).cols;
         let Source::Files { checkpoint, .. } = &self.source else {
             let Source::Synthetic(synthetic) = &self.source else { unreachable!() };
@@ -254,7 +254,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// Checks that every tensor is there with the right shape, and no other tensor is.
+    /// Checks that all tensors exist with the right shapes, and no others.
     fn check_all(self, stored: Vec<Stored>) -> Result<Weights> {
         let Source::Files { checkpoint, .. } = &self.source else { return Ok(self) };
         let shown = checkpoint.name();
@@ -304,11 +304,11 @@ impl Weights {
     }
 }
 
-/// Checks a stored tensor against the model's.
+/// Checks a stored tensor against its specification.
 fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
     let TensorSpec { role, rows, cols, .. } = *spec;
     let fits = match role {
-        // Rows beyond the vocabulary pad the table; they are never looked at.
+        // Rows beyond the vocabulary are padding and never used.
         Role::Embed | Role::Head => {
             matches!(tensor.shape[..], [r, c] if r >= rows && c == cols)
         }
@@ -347,7 +347,7 @@ pub(super) fn standard_name(role: Role, layer: usize) -> String {
     name_of(role, layer, "model.", None)
 }
 
-/// Returns `, ...` where a list was cut.
+/// Returns `, ...` if a list was shortened.
 fn dots(len: usize, shown: usize) -> &'static str {
     if len > shown { ", ..." } else { "" }
 }
@@ -374,7 +374,7 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
     Matrix { rows, codes: cut(matrix.codes, codes), side: cut(matrix.side, side), ..matrix }
 }
 
-/// Returns the prefix under which this checkpoint keeps its language model.
+/// Returns the prefix of the language model's tensors in this checkpoint.
 fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static str> {
     let shown = checkpoint.name();
     if let Some(tensor) = stored
@@ -417,8 +417,8 @@ fn find_prefix(checkpoint: &Checkpoint, stored: &[Stored]) -> Result<&'static st
     }
 }
 
-/// Sets the vocabulary to the rows of the table where the configuration does not name it. Sparse
-/// configurations leave it to the class default, which text-only exports do not match.
+/// Sets the vocabulary to the rows of the table if the configuration does not specify it. Sparse
+/// configurations rely on the class default, which does not match text-only exports.
 fn settle_vocab(
     checkpoint: &Checkpoint,
     prefix: &str,
@@ -441,7 +441,7 @@ fn settle_vocab(
     Ok(())
 }
 
-/// Returns the name of the output head where it differs from the embedding table.
+/// Returns the name of the output head if it differs from the embedding table.
 fn find_head(
     checkpoint: &Checkpoint,
     prefix: &str,
@@ -464,7 +464,7 @@ fn find_head(
         return Ok(None);
     }
     if config.tied {
-        // transformers 4 would use the table, transformers 5 the head: the file is ambiguous.
+        // The file is ambiguous: transformers 4 would use the table, transformers 5 the head.
         return Err(Fault::model(format!(
             "{}: `{name}` differs from the embedding table although config.json ties them",
             checkpoint.name()

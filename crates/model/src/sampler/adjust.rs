@@ -1,10 +1,10 @@
-//! Penalties and biases: changes of logits that are a function of the text so far.
+//! Penalties and biases: changes of logits that depend on the text so far.
 //!
 //! Order, as in vLLM: bias, repetition penalty, frequency and presence penalty. The repetition
-//! penalty counts prompt and answer, within its window. The other two count the answer alone.
+//! penalty counts prompt and answer, within its window. The other two count only the answer.
 //!
-//! A text is counted once: [`Adjustments::settle`] counts what is certain, and each draft node adds
-//! only the tokens after it.
+//! Each text is counted once: [`Adjustments::settle`] counts the committed part, and each draft
+//! node adds only the tokens after it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -15,47 +15,47 @@ use super::SamplerConfig;
 use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 
-/// Repeat penalties that leave logits finite.
+/// Repetition penalties that keep logits finite.
 const REPEAT: RangeInclusive<f32> = 0.001..=1000.0;
-/// Presence and frequency penalties, as OpenAI has them.
+/// Presence and frequency penalties, with OpenAI's limits.
 const PRESENCE: RangeInclusive<f32> = -2.0..=2.0;
-/// Biases. The least one bans its token.
+/// Biases. The lowest one bans its token.
 const BIASES: RangeInclusive<f32> = -100.0..=100.0;
 
 /// Penalties and biases of a sampler.
 #[derive(Clone, Debug)]
 pub(super) struct Adjustments {
     repeat: f32,
-    /// The last tokens that the repetition penalty counts.
+    /// Number of last tokens that the repetition penalty counts.
     window: usize,
     presence: f32,
     frequency: f32,
-    /// By ascending token.
+    /// In ascending order of tokens.
     biases: Vec<(Token, f32)>,
     /// Length of the prompt.
     answer_at: Option<usize>,
     settled: Settled,
 }
 
-/// Counts of the part of a text that is certain.
+/// Counts of the committed part of a text.
 #[derive(Clone, Debug, Default)]
 struct Settled {
     counts: HashMap<Token, Count>,
-    /// Tokens of the part.
+    /// Number of tokens in that part.
     len: usize,
 }
 
-/// Occurrences of a token, or how many there are more than in a shorter text.
+/// Occurrences of a token, or their difference from a shorter text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     answer: i64,
-    /// In the window of the repetition penalty.
+    /// Occurrences in the window of the repetition penalty.
     window: i64,
 }
 
 impl Adjustments {
-    /// Returns the settings' penalties and biases, and the tokens that are banned. Settings outside
-    /// their range are an error.
+    /// Returns the settings' penalties and biases, and the banned tokens. Fails for settings out of
+    /// range.
     pub fn new(config: &SamplerConfig) -> Result<(Adjustments, Vec<Token>)> {
         in_range("the repeat penalty", config.repeat_penalty, REPEAT)?;
         in_range("the presence penalty", config.presence_penalty, PRESENCE)?;
@@ -72,7 +72,7 @@ impl Adjustments {
                 ))
             })?,
         };
-        // The last bias of a token counts.
+        // The last bias of a token applies.
         let biases: BTreeMap<Token, f32> = config.logit_bias.iter().copied().collect();
         let (banned, biases): (Vec<_>, Vec<_>) =
             biases.into_iter().partition(|(_, bias)| bias == BIASES.start());
@@ -96,34 +96,34 @@ impl Adjustments {
         self.presence != 0.0 || self.frequency != 0.0
     }
 
-    /// Returns whether changes depend on the text.
+    /// Returns whether the changes depend on the text.
     pub fn reads_context(&self) -> bool {
         self.repeats() || self.counts()
     }
 
-    /// Returns whether no logit changes.
+    /// Returns whether no logit is changed.
     pub fn is_empty(&self) -> bool {
         !self.reads_context() && self.biases.is_empty()
     }
 
-    /// Returns whether penalties make no logit larger.
+    /// Returns whether penalties never increase a logit.
     pub fn only_lower(&self) -> bool {
         let is_lower = self.presence >= 0.0 && self.frequency >= 0.0;
         is_lower && (self.repeat >= 1.0 || !self.repeats())
     }
 
-    /// Names the place where the answer begins. The first call counts.
+    /// Sets the position where the answer begins. Only the first call has an effect.
     pub fn begin_answer(&mut self, at: usize) {
         if self.answer_at.is_none() {
             (self.answer_at, self.settled) = (Some(at), Settled::default());
         }
     }
 
-    /// Counts what all later texts begin with.
+    /// Counts the common beginning of all later texts.
     pub fn settle(&mut self, history: &[Token]) {
         let mut settled = std::mem::take(&mut self.settled);
         if settled.len > history.len() {
-            // Another text.
+            // This is a different text.
             settled = Settled::default();
         }
         let Settled { mut counts, len } = settled;
@@ -131,7 +131,7 @@ impl Adjustments {
         self.settled = Settled { counts, len: history.len() };
     }
 
-    /// Counts the tokens of a text: prompt and answer. It begins with what is settled, or is
+    /// Counts the tokens of a text: prompt and answer. It starts with the settled part, or is
     /// shorter.
     pub fn count(&self, context: &[Token]) -> TextCounts<'_> {
         let settled = Some(&self.settled).filter(|settled| settled.len <= context.len());
@@ -141,7 +141,7 @@ impl Adjustments {
         TextCounts { adjustments: self, settled, newer }
     }
 
-    /// Changes the counts of the first `from` tokens of a text to those of the whole text.
+    /// Updates the counts of the first `from` tokens of a text to those of the whole text.
     fn extend(&self, counts: &mut HashMap<Token, Count>, context: &[Token], from: usize) {
         let mut look = |tokens: Option<&[Token]>, change: fn(&mut Count)| {
             let tokens = tokens.unwrap_or_default();
@@ -162,7 +162,7 @@ impl Adjustments {
 
 #[cfg(any(test, feature = "testing"))]
 thread_local! {
-    /// Tokens of texts that this thread has counted or listed.
+    /// Number of tokens of texts that this thread has counted or listed.
     pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -175,24 +175,24 @@ fn in_range(what: &str, value: f32, range: RangeInclusive<f32>) -> Result<()> {
     Err(Fault::usage(format!("{what} must be from {least} to {most}, not {value}")).into())
 }
 
-/// The tokens of a text as penalties count them.
+/// The tokens of a text, counted for penalties.
 pub(super) struct TextCounts<'a> {
     adjustments: &'a Adjustments,
-    /// Counts of a part of the text.
+    /// Counts of the settled part of the text.
     settled: Option<&'a HashMap<Token, Count>>,
-    /// Changes of these counts by the tokens after that part.
+    /// Differences due to the tokens after that part.
     newer: HashMap<Token, Count>,
 }
 
 impl TextCounts<'_> {
-    /// Returns the changed logit of a token.
+    /// Returns the logit of a token after bias and penalties.
     pub fn adjusted(&self, token: Token, logit: f32) -> f32 {
         let biases = &self.adjustments.biases;
         let bias = biases.binary_search_by_key(&token, |bias| bias.0);
         self.penalised(token, bias.map_or(logit, |at| logit + biases[at].1))
     }
 
-    /// Returns the logit of a token, bias included, with its penalties.
+    /// Returns the logit of a token after penalties, given its biased logit.
     pub fn penalised(&self, token: Token, mut logit: f32) -> f32 {
         let Adjustments { repeat, presence, frequency, .. } = self.adjustments;
         let [old, new] = [self.settled, Some(&self.newer)].map(|counts| {
@@ -207,8 +207,8 @@ impl TextCounts<'_> {
         }
     }
 
-    /// Returns the logits of a row that biases change, by ascending column. `column_of` returns the
-    /// column of a token.
+    /// Returns the logits of a row that biases change, in ascending order of columns. `column_of`
+    /// returns the column of a token.
     pub fn biased(
         &self,
         logits: &[f32],
@@ -223,7 +223,7 @@ impl TextCounts<'_> {
         patches
     }
 
-    /// Returns the logits of a row that biases and penalties change, by ascending column.
+    /// Returns the logits of a row that biases and penalties change, in ascending order of columns.
     pub fn patches(
         &self,
         logits: &[f32],
@@ -250,7 +250,7 @@ impl TextCounts<'_> {
 mod tests {
     use super::*;
 
-    /// The definition: one token after the other.
+    /// Applies the definition: one token after the other.
     fn by_the_book(config: &SamplerConfig, token: Token, logit: f32, text: &[Token]) -> f32 {
         let bias = config.logit_bias.iter().rfind(|bias| bias.0 == token).map(|bias| bias.1);
         let mut logit = bias.map_or(logit, |bias| logit + bias);
@@ -306,7 +306,8 @@ mod tests {
         }
     }
 
-    /// A draft model's columns are not tokens: here every third token has one, the last one first.
+    /// A draft model's columns are not tokens: here every third token has a column, in reverse
+    /// order.
     #[test]
     fn rows_change_as_the_definition_says() {
         let text: Vec<Token> = (0..40).map(|i| i * i * 7 % 230).collect();
@@ -314,8 +315,8 @@ mod tests {
         for config in settings() {
             let (mut adjustments, _) = Adjustments::new(&config).unwrap();
             adjustments.begin_answer(PROMPT);
-            // Parts that are settled before: none, one in the prompt, one shorter and one longer
-            // than the window behind it, all, more than all, and less than before.
+            // Settled parts: none, within the prompt, shorter and longer than the window after it,
+            // all, more than all, and fewer than in the call before.
             let few = [(0, 9), (3, 20), (3, 40), (19, 40)];
             for (settled, end) in few.into_iter().chain([(33, 40), (40, 40), (40, 20), (5, 40)]) {
                 adjustments.settle(&text[..settled]);

@@ -10,21 +10,21 @@ use gemma_base::tensor::Token;
 /// A rule that limits the thoughts of an answer. At the limit, only the mark that ends a thought
 /// may follow.
 ///
-/// The marks do not count, and the name of a thought's channel does.
+/// The marks are not counted, but the name of a thought's channel is.
 #[derive(Clone, Debug)]
 pub struct ThoughtBudget {
     /// Tokens before the answer.
     prompt: usize,
-    /// The marks around a thought.
+    /// The marks around a thought: begin and end.
     marks: (Token, Token),
     most: usize,
     closing: Arc<Mask>,
-    /// The rule of the tokens before the limit, and after the thought.
+    /// Rule for the tokens before the limit and after the thought.
     inner: Option<Arc<dyn TokenRule>>,
 }
 
 impl ThoughtBudget {
-    /// Makes the rule of an answer after `prompt` tokens.
+    /// Creates the rule for an answer that follows `prompt` tokens.
     pub fn new(prompt: usize, marks: (Token, Token), most: usize) -> ThoughtBudget {
         let end = marks.1;
         let mut words = vec![0; end as usize / 32 + 1];
@@ -33,12 +33,12 @@ impl ThoughtBudget {
         ThoughtBudget { prompt, marks, most, closing, inner: None }
     }
 
-    /// Lets another rule hold too.
+    /// Combines this rule with another one.
     pub fn with(self, inner: Arc<dyn TokenRule>) -> ThoughtBudget {
         ThoughtBudget { inner: Some(inner), ..self }
     }
 
-    /// Returns whether a thought has to end after `history`.
+    /// Returns whether a thought must end after `history`.
     fn is_spent(&self, history: &[Token]) -> bool {
         let (mut thinks, mut tokens) = (false, 0);
         for &token in history.get(self.prompt..).unwrap_or_default() {
@@ -88,7 +88,7 @@ mod tests {
             let mask = rule.mask(history).unwrap();
             mask.map(|mask| mask.only().unwrap())
         };
-        // Thoughts of the prompt do not count.
+        // Thoughts in the prompt are not counted.
         for free in [
             &[][..],
             &[begin, 1],

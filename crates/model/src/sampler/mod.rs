@@ -2,12 +2,12 @@
 //!
 //! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens
 //! that pass the filters: one exact draw from their softmax at temperature T (the Gumbel-max
-//! trick). The noise is keyed, not drawn from a stream. A drafter that ranks its candidates with
-//! the same noise therefore predicts the target's own draw, and drafts cannot change the picked
-//! token.
+//! trick). The noise is a function of a key, not of a stream. A drafter that ranks its candidates
+//! with the same noise therefore predicts the target's own draw, and drafts cannot change the
+//! sampled token.
 //!
 //! Order: grammar, bans, biases and penalties ([`adjust`]), temperature, top-k, top-p, min-p. Ties
-//! go to the lowest id; sums run best first, in f64.
+//! resolve to the lowest id. Sums are computed best first, in f64.
 
 mod adjust;
 mod budget;
@@ -29,12 +29,12 @@ pub use noise::gumbel;
 pub use rule::{Mask, TokenRule};
 use select::{LogitRow, top_lowered};
 
-/// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
+/// Number of candidates of a draft row that are ranked, unless top-k is smaller.
 const RANKED: usize = 128;
-/// Penalty of a draft candidate that the filters drop, in nats. The target's own filters may yet
-/// keep it.
+/// Penalty in nats for a draft candidate that the filters drop. The target's own filters may keep
+/// it.
 const DROPPED: f32 = 3.0;
-/// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
+/// Tokens below `e^-40` of the best one are left out of the top-p sum.
 const NEGLIGIBLE: f32 = 40.0;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -43,26 +43,26 @@ pub struct SamplerConfig {
     pub temperature: f32,
     /// Keep the k best tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the fewest best tokens whose probabilities reach this sum; 1 keeps all.
+    /// Keep the fewest best tokens with probabilities that reach this sum; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this probable relative to the best one; 0 keeps all.
+    /// Keep tokens with at least this probability relative to the best one; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens of the prompt and the answer are divided (if positive) or multiplied (if
-    /// negative) by this; 1 changes nothing.
+    /// Divides (if positive) or multiplies (if negative) the logits of tokens in prompt and answer;
+    /// 1 has no effect.
     pub repeat_penalty: f32,
-    /// The repetition penalty counts so many of the last tokens; -1 stands for the whole text.
+    /// Number of last tokens that the repetition penalty counts; -1 for the whole text.
     pub repeat_last_n: i64,
-    /// Taken from the logits of tokens of the answer.
+    /// Subtracted from the logits of tokens in the answer.
     pub presence_penalty: f32,
-    /// Taken from the logits of tokens of the answer, once for each time that they stand there.
+    /// Subtracted from the logits of tokens in the answer, once per occurrence.
     pub frequency_penalty: f32,
-    /// Added to the logits of tokens; -100 bans. The last bias of a token counts.
+    /// Added to the logits of tokens; -100 bans. The last bias of a token applies.
     pub logit_bias: Vec<(Token, f32)>,
     pub seed: u64,
 }
 
 impl Default for SamplerConfig {
-    /// Greedy.
+    /// Returns greedy settings.
     fn default() -> Self {
         SamplerConfig {
             temperature: 0.0,
@@ -79,25 +79,25 @@ impl Default for SamplerConfig {
     }
 }
 
-/// A draft model's row of logits, tempered with the target's settings.
+/// A draft model's row of logits, with the target's sampling settings applied.
 #[derive(Clone, Debug, Default)]
 pub struct Tempered {
-    /// The likeliest tokens with log-probabilities that are normalised over the list. The best
-    /// comes first; tokens that the filters may drop stand at the end.
+    /// The most likely tokens with log-probabilities normalised over the list, best first. Tokens
+    /// that the filters may drop are at the end.
     pub list: Vec<(Token, f32)>,
     scale: f32,
     norm: f32,
 }
 
 impl Tempered {
-    /// Returns the log-probability of a token that is not listed, from its logit.
+    /// Returns the log-probability of an unlisted token, given its logit.
     pub fn log_prob(&self, logit: f32) -> f32 {
         logit * self.scale - self.norm - DROPPED
     }
 }
 
-/// Returns the `n` tokens with the largest logits, best first. A row without a largest number is an
-/// error.
+/// Returns the `n` tokens with the largest logits, best first. Fails if the row has no finite
+/// maximum.
 pub fn best(logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
     Ok(LogitRow::new(logits, Vec::new())?.top(n))
 }
@@ -105,7 +105,7 @@ pub fn best(logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
-    /// Ids from here on are never picked.
+    /// First id of the padding; it and larger ids are never picked.
     usable: usize,
     /// Ascending.
     banned: Vec<Token>,
@@ -114,7 +114,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Makes a sampler. Settings outside their range are an error.
+    /// Creates a sampler. Fails for settings out of range.
     pub fn new(config: SamplerConfig) -> Result<Self> {
         let check = |ok: bool, what: String| if ok { Ok(()) } else { Err(Fault::usage(what)) };
         let SamplerConfig { temperature: t, top_p, min_p, .. } = config;
@@ -128,14 +128,14 @@ impl Sampler {
         Ok(Sampler { config, usable: usize::MAX, banned, rule: None, adjustments })
     }
 
-    /// Names the place where the answer begins, behind so many tokens of the prompt. The first call
-    /// counts: an answer that pauses begins where it began.
+    /// Sets the start of the answer, after `prompt` tokens. Only the first call has an effect, so
+    /// that a resumed answer keeps its start.
     pub fn answering(mut self, prompt: usize) -> Self {
         self.adjustments.begin_answer(prompt);
         self
     }
 
-    /// Excludes ids from `usable` on: the rows that a checkpoint pads its vocabulary with.
+    /// Excludes ids from `usable` upwards: the padding rows of a checkpoint's vocabulary.
     pub fn usable(mut self, usable: usize) -> Self {
         self.usable = usable;
         self
@@ -163,12 +163,12 @@ impl Sampler {
         self.adjustments.reads_context() || self.rule.is_some()
     }
 
-    /// Returns the tokens that may follow a text, or `None` if no rule forbids any.
+    /// Returns the mask of tokens that may follow a text, or `None` if there is no restriction.
     pub fn mask(&self, context: &[Token]) -> Result<Option<Arc<Mask>>> {
         self.rule.as_ref().map_or(Ok(None), |rule| rule.mask(context))
     }
 
-    /// Announces that all later contexts begin with `history`: penalties count its tokens now.
+    /// Announces that all later contexts begin with `history`. Penalties count its tokens now.
     pub fn settle(&mut self, history: &[Token]) {
         self.adjustments.settle(history);
         if let Some(rule) = &self.rule {
@@ -181,19 +181,19 @@ impl Sampler {
         self.rule.as_ref().is_some_and(|rule| rule.is_slow())
     }
 
-    /// Returns whether the mask after `history` is computed already, see [`TokenRule::is_ready`].
+    /// Returns whether the mask after `history` is already computed, see [`TokenRule::is_ready`].
     pub fn is_ready(&self, history: &[Token]) -> bool {
         self.rule.as_ref().is_none_or(|rule| rule.is_ready(history))
     }
 
-    /// Returns the token at `position`, given its logits and all tokens before it. Logits that are
-    /// not numbers are an error.
+    /// Returns the token at `position`, given its logits and all tokens before it. Fails for NaN
+    /// logits.
     pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
         let Some(mask) = self.mask(context)? else {
             return self.pick_any(position, logits, context);
         };
         if mask.is_empty() {
-            // The latest token was allowed, but the grammar ran out of its work limit behind it.
+            // The latest token was allowed, but after it the grammar exceeded its work limit.
             let fault = Fault::usage("the grammar is too complex: nothing can follow the text");
             return Err(fault.help("use fewer optional parts, repetitions and properties").into());
         }
@@ -235,8 +235,8 @@ impl Sampler {
         Ok(best.0)
     }
 
-    /// Returns how many of a row's best logits decide the result of [`pick`](Self::pick), and below
-    /// which id they are taken. `None` means that all logits may decide it.
+    /// Returns (n, usable) if the n best logits of ids below `usable` determine the result of
+    /// [`pick`](Self::pick). `None` means that all logits may matter.
     pub fn decisive(&self) -> Option<(usize, usize)> {
         let kept = match (self.config.temperature == 0.0, self.config.top_k) {
             (true, _) => 1,
@@ -247,7 +247,7 @@ impl Sampler {
         is_plain.then_some((kept + self.banned.len(), self.usable))
     }
 
-    /// Does [`pick`](Self::pick) from a list of at least the [`decisive`](Self::decisive) logits,
+    /// Like [`pick`](Self::pick), from a list of at least the [`decisive`](Self::decisive) logits,
     /// best first.
     pub fn pick_best(&self, position: usize, best: &[(Token, f32)]) -> Result<Token> {
         let config = &self.config;
@@ -275,18 +275,18 @@ impl Sampler {
         Ok(choice.0)
     }
 
-    /// Returns the `n` tokens with the largest logits, best first. Penalties, biases and bans are
-    /// not applied.
+    /// Returns the `n` tokens with the largest logits, best first, without penalties, biases and
+    /// bans.
     pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
         best(&logits[..logits.len().min(self.usable)], n)
     }
 
-    /// Computes a draft row's likeliest tokens under the target's settings.
+    /// Computes a draft row's most likely tokens under the target's settings.
     ///
-    /// Temperature, top-k, penalties and biases are applied. Tokens that top-p and min-p would drop
+    /// Applies temperature, top-k, penalties and biases. Tokens that top-p and min-p would drop
     /// stay in the list with a penalty, because the draft may be wrong about them. Bans and the
-    /// rule are not applied, because the list has columns of the row, which may not be tokens: see
-    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns a token's column,
+    /// rule are not applied, because the list holds columns of the row, which may not be tokens:
+    /// see [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns a token's column,
     /// `token_of` the token of a column.
     pub fn temper(
         &self,
@@ -314,8 +314,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Does [`temper`](Self::temper) from a list of a draft row's largest logits, best first. A
-    /// token that is not listed counts as impossible.
+    /// Like [`temper`](Self::temper), from a list of a draft row's largest logits, best first.
+    /// Unlisted tokens count as impossible.
     pub fn temper_best(
         &self,
         best: &[(Token, f32)],
@@ -336,13 +336,13 @@ impl Sampler {
         Ok(())
     }
 
-    /// Returns the number of tokens that a draft row is cut to.
+    /// Returns the number of ranked tokens of a draft row.
     fn ranked(&self) -> usize {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) }
     }
 
-    /// Tempers a list that is not empty, best first.
+    /// Applies the temperature to a non-empty list, best first.
     fn temper_list(&self, list: Vec<(Token, f32)>, out: &mut Tempered) {
         let (temperature, max) = (self.config.temperature, list[0].1);
         out.list = list;
@@ -359,8 +359,8 @@ impl Sampler {
         out.list.iter_mut().for_each(|(_, logit)| *logit = *logit * out.scale - out.norm);
     }
 
-    /// Returns the noise that the target adds to a token's log-probability at `position`. It is 0
-    /// at temperature 0.
+    /// Returns the noise that the target adds to a token's log-probability at `position`; 0 at
+    /// temperature 0.
     pub fn noise(&self, position: usize, token: Token) -> f32 {
         if self.config.temperature == 0.0 {
             0.0
@@ -391,7 +391,7 @@ impl Sampler {
         LogitRow::new(logits, patches)
     }
 
-    /// Returns the logits that biases and penalties change, by ascending column.
+    /// Returns the logits that biases and penalties change, in ascending order of columns.
     fn patches(
         &self,
         logits: &[f32],
@@ -428,8 +428,8 @@ impl Sampler {
         }
     }
 
-    /// Returns how many tokens of a best-first list pass top-p and min-p, at least one. `mass` is
-    /// the total weight that top-p is a share of.
+    /// Returns the number of tokens of a best-first list that pass top-p and min-p, at least one.
+    /// `mass` is the total weight that top-p refers to.
     fn passing(&self, list: &[(Token, f32)], mass: f64, max: f32) -> usize {
         let SamplerConfig { top_p, min_p, .. } = self.config;
         let mut sum = 0.0;
@@ -462,9 +462,11 @@ impl Sampler {
         }
     }
 
-    /// Draws from all tokens whose logit is at least `threshold`. Two logarithms a token would take
-    /// milliseconds. A block's random words are therefore compared with the least word that could
-    /// beat the best score so far, and few tokens need a logarithm.
+    /// Draws from all tokens with logits of at least `threshold`.
+    ///
+    /// Two logarithms per token would take milliseconds. The random words of a block are therefore
+    /// compared with the smallest word that could beat the best score so far. Only few tokens then
+    /// need a logarithm.
     fn pick_at_least(&self, threshold: f32, position: usize, row: &LogitRow<'_>) -> Token {
         let SamplerConfig { temperature, seed, .. } = self.config;
         let mut best = (0, f64::NEG_INFINITY);
@@ -487,7 +489,7 @@ impl Sampler {
                 });
             }
         };
-        // The block of the largest logit comes first, so that the bar is high from the start.
+        // The block of the largest logit comes first, to raise the bar early.
         let first = row.maxima().iter().position(|&max| max == row.max()).unwrap_or(0);
         visit(first);
         (0..row.maxima().len()).filter(|&block| block != first).for_each(visit);

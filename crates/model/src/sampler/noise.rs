@@ -2,12 +2,12 @@
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter =
 //! (token / 4, position), key = seed, word = token mod 4. The generator has no state, so a rejected
-//! draft leaves no trace, and a shader can compute the same words. The crate `libm` computes the
-//! logarithms, because the C libraries of two systems differ in the last bit.
+//! draft has no side effect, and a shader can compute the same words. Logarithms come from the
+//! crate `libm`, because C libraries differ in the last bit.
 
 use gemma_base::tensor::Token;
 
-/// Tokens whose random words are computed at once.
+/// Number of tokens with random words computed at once.
 pub(super) const BLOCK: usize = 64;
 
 /// Upper bound of the noise: `-ln(-ln(1 - 2^-33))`, rounded up.
@@ -16,7 +16,7 @@ const LARGEST: f64 = 22.874;
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Runs ten rounds on `N` counters side by side, in place; `counter[word][lane]`.
+/// Runs ten rounds on `N` counters in parallel, in place; `counter[word][lane]`.
 #[inline(always)]
 fn philox<const N: usize>(counter: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     for _ in 0..10 {
@@ -58,15 +58,15 @@ pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
     std::array::from_fn(|i| counter[i % 4][i / 4])
 }
 
-/// Turns a word into a number strictly between 0 and 1, then into standard Gumbel noise: between
+/// Converts a word to a number strictly between 0 and 1, then to standard Gumbel noise: between
 /// about -3.1 and 22.9.
 pub(super) fn gumbel_of(word: u32) -> f64 {
     let uniform = (word as f64 + 0.5) / 4_294_967_296.0;
     -libm::log(-libm::log(uniform))
 }
 
-/// Returns the least word whose noise can exceed `noise`, or a slightly lower one. The result is
-/// above `u32::MAX` if no word can.
+/// Returns the smallest word with noise that can exceed `noise`, or a slightly smaller one. The
+/// result is above `u32::MAX` if there is no such word.
 pub(super) fn word_above(noise: f64) -> u64 {
     if noise > LARGEST {
         return u64::MAX;
@@ -75,7 +75,7 @@ pub(super) fn word_above(noise: f64) -> u64 {
     (uniform * 4_294_967_296.0 * (1.0 - 1e-9) - 2.0).max(0.0) as u64
 }
 
-/// Returns standard Gumbel noise keyed by seed, position (of the token to be drawn) and token.
+/// Returns standard Gumbel noise for the key (seed, position of the token to draw, token).
 pub fn gumbel(seed: u64, position: usize, token: Token) -> f64 {
     gumbel_of(word(seed, position, token))
 }

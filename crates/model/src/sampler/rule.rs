@@ -1,4 +1,4 @@
-//! Rules on which token may follow a text: the sampler's interface to a grammar.
+//! Rules for the next token: the sampler's interface to a grammar.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use anyhow::Result;
 
 use gemma_base::tensor::Token;
 
-/// Tokens that may be picked at one place.
+/// Tokens allowed at one position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mask {
-    /// A bit a token, lowest first. `[tokens / 32]`
+    /// One bit per token, lowest first. `[tokens / 32]`
     words: Vec<u32>,
     only: Option<Token>,
     ends: bool,
 }
 
 impl Mask {
-    /// Makes a mask. Bit `t % 32` of word `t / 32` allows token t. `ends` means that all allowed
+    /// Creates a mask. Bit `t % 32` of word `t / 32` allows token t. `ends` means that all allowed
     /// tokens end the text.
     pub fn new(words: Vec<u32>, ends: bool) -> Self {
         let mut allowed = words.iter().enumerate().filter(|(_, bits)| **bits != 0);
@@ -30,7 +30,7 @@ impl Mask {
         Mask { words, only, ends }
     }
 
-    /// Returns the bits of all tokens, lowest first. `[tokens / 32]`
+    /// Returns one bit per token, lowest first. `[tokens / 32]`
     pub fn words(&self) -> &[u32] {
         &self.words
     }
@@ -54,7 +54,7 @@ impl Mask {
         self.words.iter().all(|bits| *bits == 0)
     }
 
-    /// Sets the logits of forbidden tokens to minus infinity; NaN stays NaN. `token_of` returns the
+    /// Sets the logits of forbidden tokens to minus infinity; NaN is kept. `token_of` returns the
     /// token of a column.
     pub fn apply(&self, logits: &[f32], token_of: impl Fn(usize) -> Token, out: &mut Vec<f32>) {
         out.clear();
@@ -68,21 +68,22 @@ impl Mask {
     }
 }
 
-/// A rule on which tokens may follow a text. It is a pure function of the tokens so far; caches of
-/// an implementation change only its speed.
+/// A rule for the tokens that may follow a text.
+///
+/// It is a pure function of the tokens so far; caches of an implementation only change its speed.
 pub trait TokenRule: Debug + Send + Sync {
-    /// Returns the tokens that may follow `history`: the prompt and all generated tokens. `None`
-    /// means that all may.
+    /// Returns the tokens that may follow `history` (the prompt and all generated tokens), or
+    /// `None` if all may.
     fn mask(&self, history: &[Token]) -> Result<Option<Arc<Mask>>>;
-    /// Announces that all later histories begin with `history`. Only speed depends on it.
+    /// Announces that all later histories begin with `history`. This only affects speed.
     fn settle(&self, _history: &[Token]) {}
-    /// Returns whether masks may take so long that other texts should not wait for them. Only speed
-    /// depends on it.
+    /// Returns whether masks may take so long that other texts should not wait for them. This only
+    /// affects speed.
     fn is_slow(&self) -> bool {
         false
     }
-    /// Returns whether the mask after `history` is computed already. Otherwise a background thread
-    /// computes it, and the caller may ask again.
+    /// Returns whether the mask after `history` is already computed. Otherwise a background thread
+    /// computes it, and the caller may poll.
     fn is_ready(&self, _history: &[Token]) -> bool {
         true
     }

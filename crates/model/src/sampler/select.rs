@@ -1,4 +1,4 @@
-//! A row of logits, read in blocks so that a large vocabulary is scanned once.
+//! A row of logits, read in blocks so that a large vocabulary is scanned only once.
 
 use anyhow::{Result, bail};
 
@@ -9,10 +9,10 @@ use gemma_base::tensor::Token;
 /// Logits that are compared together.
 const LANES: usize = 16;
 
-/// Usable logits, some of them changed by penalties and bans, with the largest of each block.
+/// Usable logits, some of them changed by penalties and bans, with the maximum of each block.
 pub(super) struct LogitRow<'a> {
     logits: &'a [f32],
-    /// Changed logits, by ascending token.
+    /// Changed logits, in ascending order of tokens.
     patches: Vec<(Token, f32)>,
     /// `[blocks of 64 tokens]`
     maxima: Vec<f32>,
@@ -20,7 +20,7 @@ pub(super) struct LogitRow<'a> {
 }
 
 impl<'a> LogitRow<'a> {
-    /// Makes a row. A row without a largest finite logit is an error: NaN, infinity, or only bans.
+    /// Creates a row. Fails without a largest finite logit: NaN, infinity, or only bans.
     pub fn new(logits: &'a [f32], patches: Vec<(Token, f32)>) -> Result<Self> {
         let mut row = LogitRow {
             logits,
@@ -83,12 +83,12 @@ impl<'a> LogitRow<'a> {
         }
     }
 
-    /// Calls `each` for every token whose logit is at least `threshold`, in ascending order.
+    /// Calls `each` for every token with a logit of at least `threshold`, in ascending order.
     pub fn at_least(&self, threshold: f32, mut each: impl FnMut(Token, f32)) {
         let mut buffer = [0.0; BLOCK];
         for (index, _) in self.maxima.iter().enumerate().filter(|(_, max)| **max >= threshold) {
             for (part, logits) in self.block(index, &mut buffer).chunks(LANES).enumerate() {
-                // Most parts have no such logit, which one branch a part finds.
+                // One test rejects a part at once; most parts have no such logit.
                 if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
                     let first = (index * BLOCK + part * LANES) as Token;
                     let found = (first..).zip(logits).filter(|(_, logit)| **logit >= threshold);
@@ -98,10 +98,10 @@ impl<'a> LogitRow<'a> {
         }
     }
 
-    /// Returns the `k` tokens with the largest logits, best first, ties by lowest id. Tokens at
-    /// minus infinity are left out.
+    /// Returns the `k` tokens with the largest logits, best first, ties by lowest id. Leaves out
+    /// tokens at minus infinity.
     pub fn top(&self, k: usize) -> Vec<(Token, f32)> {
-        // k blocks reach the k-th largest block maximum, so at least k tokens do.
+        // At least k blocks reach the k-th largest block maximum, so at least k tokens do.
         let mut threshold = f32::MIN;
         if k < self.maxima.len() {
             let mut maxima = self.maxima.clone();
@@ -119,8 +119,8 @@ impl<'a> LogitRow<'a> {
     }
 }
 
-/// Returns what [`LogitRow::top`] returns of a row after `lower` has changed its logits. No logit
-/// may become larger, so only the tokens near the top are looked at.
+/// Returns the result of [`LogitRow::top`] for a row after `lower` has changed its logits. No logit
+/// may increase, so only the tokens near the top are examined.
 pub(super) fn top_lowered(
     row: &LogitRow<'_>,
     k: usize,
@@ -130,7 +130,7 @@ pub(super) fn top_lowered(
     loop {
         looked_at = looked_at.saturating_mul(4);
         let list = row.top(looked_at);
-        // Every other token has at most this logit.
+        // Upper bound of the logits of all other tokens.
         let rest = list.last().filter(|_| list.len() == looked_at).map(|(_, logit)| *logit);
         let lowered = list.iter().map(|&(token, logit)| (token, lower(token, logit)));
         let lowered = lowered.filter(|(_, logit)| *logit > f32::NEG_INFINITY);
@@ -145,7 +145,7 @@ pub(super) fn top_lowered(
     }
 }
 
-/// Returns a sort key: smaller for a larger logit, and for equal logits smaller for a lower id. One
+/// Returns a sort key: smaller for a larger logit, and on ties smaller for a lower id. One
 /// comparison replaces two.
 fn rank(token: Token, logit: f32) -> u64 {
     let bits = logit.to_bits();
@@ -162,7 +162,7 @@ fn ranked(rank: u64) -> (Token, f32) {
     )
 }
 
-/// Returns the largest value of a block with NaN ignored, and whether the block has a NaN.
+/// Returns the largest value of a block, ignoring NaN, and whether the block has a NaN.
 fn max_and_nan(block: &[f32]) -> (f32, bool) {
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut nan = [false; LANES];
@@ -237,7 +237,7 @@ mod tests {
         let equal = vec![1.0; 300];
         let lowers: [fn(Token, f32) -> f32; 4] = [
             |_, logit| logit,
-            // All that the first look finds.
+            // Lowers all logits that the first attempt finds.
             |_, logit| if logit > 40.0 { logit - 50.0 } else { logit },
             |token, logit| if token % 3 == 0 { logit / 2.0 } else { logit },
             |token, logit| if token == 7 { logit } else { f32::NEG_INFINITY },

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The definition, without any shortcut.
+/// Samples by the definition, without any shortcut.
 fn by_the_book(
     config: &SamplerConfig,
     position: usize,
@@ -198,7 +198,7 @@ fn a_grammar_of_banned_tokens_is_a_usage_error() {
     }
 }
 
-/// A device's list of the best tokens serves bans, and no other change.
+/// A device's list of the best tokens suffices for bans, but not for other changes.
 #[test]
 fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
     let decisive = |config: SamplerConfig| Sampler::new(config).unwrap().usable(9).decisive();
@@ -212,7 +212,7 @@ fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
     assert_eq!(decisive(SamplerConfig { presence_penalty: 0.5, ..base() }), None);
 }
 
-/// A draft row's list of the best tokens has to be of finite logits.
+/// A draft row's list of the best tokens must have a finite logit.
 #[test]
 fn lists_of_a_draft_are_tempered_or_refused() {
     let logit_bias = vec![(1, 3.0)];

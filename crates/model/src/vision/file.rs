@@ -1,7 +1,7 @@
-//! Tensors of a tower, by their Hugging Face names, from either kind of file.
+//! Tensors of a vision tower by their Hugging Face names, from either kind of file.
 //!
-//! A file may put several prefixes before a name. Matrices stay in the type of their file and
-//! become f32 one at a time, when they are used.
+//! A file may have several prefixes before a name. Matrices keep the type of their file and are
+//! converted to f32 one at a time, when they are used.
 
 use super::resize::CHANNELS;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
@@ -11,23 +11,22 @@ use gemma_base::compute::dense::DenseValues;
 use gemma_base::error::Fault;
 use rayon::prelude::*;
 
-/// Remedy for a tower whose parts do not fit together.
+/// Remedy for a tower with parts that do not match.
 pub const DAMAGED: &str = "the file is damaged or of another model: fetch it again";
 /// Values that a thread reads at once.
 const RUN: usize = 1 << 16;
 
-/// A checkpoint and where the tower's tensors are in it.
+/// A checkpoint, and the location of the tower's tensors in it.
 #[derive(Debug)]
 pub struct TowerFile {
     checkpoint: Checkpoint,
     /// Prefixes of the tower's tensors and of the projector's.
     prefixes: [&'static str; 2],
-    /// Whether patches are stored channel by channel where Hugging Face files have them pixel by
-    /// pixel.
+    /// Whether patches are stored channel by channel; Hugging Face files store them pixel by pixel.
     pub is_mmproj: bool,
 }
 
-/// Which of the two prefixes a name has.
+/// The part of a tower, which selects one of the two prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
     Tower,
@@ -37,18 +36,18 @@ pub enum Component {
 /// Weight and bias of a LayerNorm.
 pub type BiasedNorm = [Vec<f32>; 2];
 
-/// A matrix whose shape was checked.
+/// A matrix with a checked shape.
 #[derive(Clone, Debug)]
 pub struct Dense {
     name: String,
     pub rows: usize,
     pub cols: usize,
-    /// Pixels of a patch, if columns are stored channel by channel and are used pixel by pixel.
+    /// Pixels of a patch, if columns must be reordered from channel by channel to pixel by pixel.
     pixels: Option<usize>,
 }
 
 impl TowerFile {
-    /// Takes the first of the prefixes of each part with which a name exists.
+    /// Selects, for each part, the first prefix with which a name exists.
     ///
     /// # Errors
     /// [`no_tower`] if there is none.
@@ -86,17 +85,17 @@ impl TowerFile {
         self.checkpoint.tensor(name).ok_or_else(|| self.bad(name, "is missing"))
     }
 
-    /// Returns the shape of a tensor, in values.
+    /// Returns the shape of a tensor.
     pub fn shape(&self, part: Component, name: &str) -> Result<Vec<usize>, Fault> {
         let name = self.full(part, name);
         let found = self.checkpoint.lookup(&name).map(|stored| stored.shape);
         found.ok_or_else(|| self.bad(&name, "is missing"))
     }
 
-    /// Reads all values of a tensor of this shape. Dimensions of 1 do not count.
+    /// Reads all values of a tensor of this shape. Dimensions of 1 are ignored.
     ///
     /// # Errors
-    /// A [`Fault`] if it is missing, of another shape or not stored as floats.
+    /// A [`Fault`] if it is missing, has another shape or is not stored as floats.
     pub fn floats(&self, part: Component, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let name = self.full(part, name);
         let view = self.view(&name)?;
@@ -126,10 +125,10 @@ impl TowerFile {
         }
     }
 
-    /// Finds a matrix with this number of rows. Dimensions after the first one count as one.
+    /// Finds a matrix with this number of rows. Dimensions after the first one are merged.
     ///
     /// # Errors
-    /// A [`Fault`] if it is missing or of another shape.
+    /// A [`Fault`] if it is missing or has another shape.
     pub fn matrix(
         &self,
         part: Component,
@@ -154,8 +153,8 @@ impl TowerFile {
         Ok(Dense { name, rows, cols, pixels: None })
     }
 
-    /// Finds a matrix whose columns are the values of a patch, pixel by pixel in Hugging Face files
-    /// and channel by channel in mmproj files. It is used pixel by pixel.
+    /// Finds a matrix with the values of a patch as columns. They are stored pixel by pixel in
+    /// Hugging Face files and channel by channel in mmproj files, and used pixel by pixel.
     pub fn patch_matrix(
         &self,
         part: Component,
@@ -179,14 +178,14 @@ impl TowerFile {
         }
     }
 
-    /// Returns a matrix that is stored as 16-bit floats and needs no other order.
+    /// Returns a matrix that is stored as 16-bit floats and needs no reordering.
     fn short(&self, dense: &Dense) -> Option<TensorView<'_>> {
         let view = self.checkpoint.tensor(&dense.name).filter(|_| dense.pixels.is_none());
         view.filter(|view| matches!(view.dtype, Dtype::F16 | Dtype::BF16))
     }
 
-    /// Returns the values of a matrix: as they are stored, if they are 16-bit floats that need no
-    /// other order.
+    /// Returns the values of a matrix: as stored, if they are 16-bit floats that need no
+    /// reordering.
     pub fn values(&self, dense: &Dense) -> Result<DenseValues<'_>> {
         match self.short(dense) {
             Some(TensorView { dtype: Dtype::F16, data, .. }) => Ok(DenseValues::F16(data)),
@@ -201,7 +200,7 @@ impl TowerFile {
         width * (dense.rows * dense.cols) as u64
     }
 
-    /// Returns a matrix as f32 `[rows, cols]`, read by all threads of the current pool.
+    /// Returns a matrix as f32 `[rows, cols]`, read with all threads of the current pool.
     pub fn load(&self, dense: &Dense) -> Result<Tensor> {
         let shape = (dense.rows, dense.cols);
         Ok(Tensor::from_vec(self.floats_of(dense)?, shape, &Device::Cpu)?)
@@ -251,7 +250,7 @@ impl TowerFile {
     }
 }
 
-/// Writes values that lie channel by channel as pixels.
+/// Reorders values from channel by channel to pixel by pixel.
 fn interleave(by_channel: &[f32], out: &mut [f32]) {
     let pixels = by_channel.len() / CHANNELS;
     for (pixel, out) in out.as_chunks_mut::<CHANNELS>().0.iter_mut().enumerate() {
@@ -259,7 +258,7 @@ fn interleave(by_channel: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Returns the refusal of a model whose files have no tower.
+/// Returns the error for a model without a tower in its files.
 pub fn no_tower(checkpoint: &Checkpoint) -> Fault {
     let what = format!("{} reads no images: its files hold no vision tower", checkpoint.name());
     Fault::model(what).help(

@@ -1,5 +1,5 @@
-//! The tower of Gemma 4 31B: RMSNorms before and after each half of a layer, rotation by column and
-//! row, and linear layers that clip.
+//! The vision tower of Gemma 4 31B: RMSNorms before and after each half of a layer, rotation by
+//! column and row, and linear layers with clipping.
 //!
 //! Source: transformers, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder`.
 
@@ -14,7 +14,7 @@ use anyhow::Result;
 use gemma_base::compute::dense::{DenseHeads, DenseOp, Limits, Register};
 use gemma_base::error::Fault;
 
-/// Marks of all Gemma 4 models. Their templates bring what stands around them.
+/// Marks of all Gemma 4 models. Their templates write the text around them.
 pub const MARKS: Marks =
     Marks { begin: 255999, soft: 258880, end: 258882, is_begin_shown: false, around: "" };
 
@@ -48,7 +48,7 @@ pub struct Gemma4Tower {
     shape: TowerShape,
     heads: DenseHeads,
     theta: f64,
-    /// Patches a side that make a soft token.
+    /// Side of the square of patches that form a soft token.
     pool: usize,
     positions: usize,
     patch: LinearLayer, // [width, patch * patch * 3]
@@ -62,7 +62,7 @@ impl Gemma4Tower {
     /// Opens the tower of a checkpoint.
     ///
     /// # Errors
-    /// A [`Fault`] for tensors that are missing or of other shapes.
+    /// A [`Fault`] for tensors that are missing or have other shapes.
     pub fn open(checkpoint: Checkpoint) -> Result<(TowerFile, Gemma4Tower)> {
         let file = TowerFile::new(
             checkpoint,
@@ -157,13 +157,13 @@ impl Gemma4Tower {
         })
     }
 
-    /// Patches of a row and of a column of the picture.
+    /// Returns the patches per row and per column of the picture.
     fn grid(&self, fit: Fit) -> (usize, usize) {
         (fit.columns * self.pool, fit.rows * self.pool)
     }
 
-    /// Returns the positions of a grid, f32 `[patches, width]`: those of the column and of the row
-    /// added up.
+    /// Returns the position embeddings of a grid, f32 `[patches, width]`: the sum of those of the
+    /// column and of the row.
     fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Vec<f32>> {
         let (n, width) = (self.positions, self.shape.width);
         let (columns, rows) = self.grid(fit);
@@ -177,12 +177,12 @@ impl Gemma4Tower {
         Ok((0..columns * rows).flat_map(patch).collect())
     }
 
-    /// Returns sine and cosine of each pair of a half of a head, by position.
+    /// Returns sine and cosine of each pair in a half of a head, by position.
     fn angles(&self, positions: usize) -> Vec<f32> {
         let pairs = self.heads.dim / 4;
         let angle = |position: usize, pair: usize| {
             let exponent = pair as f64 / pairs as f64;
-            // Rounded to f32 where transformers does.
+            // Rounded to f32 at the same step as in transformers.
             let frequency = (1.0 / libm::pow(self.theta, exponent)) as f32;
             let (sin, cos) = libm::sincos(f64::from(position as f32 * frequency));
             [sin as f32, cos as f32]
@@ -191,7 +191,7 @@ impl Gemma4Tower {
         (0..positions).flat_map(at).collect()
     }
 
-    /// Writes down the layers, which work on the register `x`.
+    /// Appends the layers, which work on the register `x`.
     fn layers<'a>(&'a self, p: &mut Program<'a>, x: Register, (columns, rows): (usize, usize)) {
         let TowerShape { width, hidden, eps, .. } = self.shape;
         let DenseHeads { queries, keys, dim } = self.heads;

@@ -1,4 +1,4 @@
-//! Made-up towers of real sizes, for measurements: nobody has to fetch weights to time a tower.
+//! Random towers of real sizes, so that a tower can be timed without its weights.
 
 use anyhow::Result;
 use gemma_base::util::files::write_whole;
@@ -6,18 +6,18 @@ use half::bf16;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The size of a SigLIP with the projector of Gemma 3.
+/// Shape of a SigLIP with the projector of Gemma 3.
 #[derive(Clone, Copy, Debug)]
 pub struct SigLipSize {
     pub layers: usize,
     pub width: usize,
     pub heads: usize,
     pub hidden: usize,
-    /// Pixels a side of a picture and of a patch.
+    /// Side of a picture and of a patch, in pixels.
     pub image: usize,
     pub patch: usize,
     pub tokens: usize,
-    /// Values of a soft token.
+    /// Channels of a soft token.
     pub embedding: usize,
 }
 
@@ -83,8 +83,8 @@ impl SigLipSize {
     }
 }
 
-/// Writes a tower of random bf16 weights to an empty directory, which [`super::Vision::open`]
-/// opens. The weights of one size are always the same.
+/// Writes a tower of random bf16 weights to an empty directory, for [`super::Vision::open`]. The
+/// weights of one size are always the same.
 ///
 /// # Errors
 /// If the files cannot be written.
@@ -105,7 +105,7 @@ pub fn write_siglip(directory: &Path, size: SigLipSize) -> Result<()> {
     let mut state = 1u64;
     for (name, shape) in &tensors {
         let count: usize = shape.iter().product();
-        // Factors of norms are near 1, and sums of products stay near the size of their terms.
+        // Factors of norms are near 1, and sums of products keep the magnitude of their terms.
         let is_factor = shape.len() == 1 && name.contains("norm") && name.ends_with("weight");
         let terms = count / shape[0];
         let spread = if terms == 1 { 0.1 } else { (terms as f32).sqrt().recip() };

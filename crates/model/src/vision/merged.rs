@@ -1,5 +1,5 @@
-//! The front end of Gemma 4 12B, which has no tower: each soft token is one square of pixels,
-//! normed and multiplied by two matrices.
+//! The front end of Gemma 4 12B, which has no tower. Each soft token is one square of pixels,
+//! normalised and multiplied by two matrices.
 //!
 //! Source: transformers, `Gemma4UnifiedVisionEmbedder`. Its LayerNorms have PyTorch's epsilon.
 
@@ -20,11 +20,11 @@ const LAYER_NORM_EPS: f32 = 1e-5;
 pub struct Merged {
     processor: Processor,
     marks: Marks,
-    /// Pixels a side of a soft token.
+    /// Side of a soft token in pixels.
     side: usize,
     positions: usize,
     eps: f32,
-    /// Norms of pixels, of their product with the first matrix, and with positions added.
+    /// Norms of the pixels, of their product with the first matrix, and of the sum with positions.
     norms: [BiasedNorm; 3],
     embed: LinearLayer, // [hidden, side * side * 3]
     projector: Dense,   // [width, hidden]
@@ -34,7 +34,7 @@ impl Merged {
     /// Opens the front end of a checkpoint.
     ///
     /// # Errors
-    /// A [`Fault`] for tensors that are missing or of other shapes.
+    /// A [`Fault`] for tensors that are missing or have other shapes.
     pub fn open(checkpoint: Checkpoint) -> Result<(TowerFile, Merged)> {
         let file = TowerFile::new(
             checkpoint,
@@ -65,11 +65,11 @@ impl Merged {
         Ok((file, Merged { processor, marks, side, positions, eps, norms, embed, projector }))
     }
 
-    /// Returns the positions of a grid, f32 `[tokens, hidden]`: those of the column and of the row
-    /// added up.
+    /// Returns the position embeddings of a grid, f32 `[tokens, hidden]`: the sum of those of the
+    /// column and of the row.
     fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Vec<f32>> {
         let hidden = self.embed.matrix.rows;
-        // [positions, axis, hidden], and [axis, positions, hidden] in mmproj files.
+        // [positions, axis, hidden]; in mmproj files [axis, positions, hidden].
         let (shape, axis, place) = match file.is_mmproj {
             true => ([2, self.positions, hidden], self.positions, 1),
             false => ([self.positions, 2, hidden], 1, 2),

@@ -1,5 +1,5 @@
-//! The GGUF file that llama.cpp keeps a tower in: keys and tensor names, read as those of a Hugging
-//! Face directory.
+//! llama.cpp's GGUF files of vision towers: presents their keys and tensor names like those of a
+//! Hugging Face directory.
 //!
 //! Source: ggml-org/llama.cpp, conversion/gemma.py and tools/mtmd.
 
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const KINDS: [(&str, &str); 3] =
     [("gemma3", "gemma3"), ("gemma4v", "gemma4"), ("gemma4uv", "gemma4_unified")];
 
-/// Tensors outside the layers: name in the file, and in Hugging Face directories.
+/// Tensors outside the layers: name in the file, and Hugging Face name.
 const TENSORS: [(&str, &str); 10] = [
     ("v.patch_embd", "vision_tower.embeddings.patch_embedding"),
     ("v.position_embd", "vision_tower.embeddings.position_embedding"),
@@ -29,7 +29,7 @@ const TENSORS: [(&str, &str); 10] = [
     ("v.patch_norm.3", "vision_embedder.pos_norm"),
 ];
 
-/// The same where a family has another name.
+/// Tensors with another Hugging Face name in Gemma 4.
 const TENSORS_GEMMA4: [(&str, &str); 3] = [
     ("v.patch_embd.weight", "vision_tower.patch_embedder.input_proj.weight"),
     ("v.position_embd.weight", "vision_tower.patch_embedder.position_embedding_table"),
@@ -68,7 +68,7 @@ const LAYER_GEMMA4: [(&str, &str); 13] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Returns the path of the mmproj file in the directory of a GGUF model, if there is one.
+/// Returns the path of the mmproj file in a GGUF model's directory, if there is one.
 ///
 /// # Errors
 /// A [`Fault`] if there are several.
@@ -90,10 +90,10 @@ pub fn beside(model: &Path) -> Result<Option<PathBuf>, Fault> {
     }
 }
 
-/// Makes an mmproj file look like a Hugging Face directory; another checkpoint stays as it is.
+/// Presents an mmproj file like a Hugging Face directory; returns another checkpoint unchanged.
 ///
 /// # Errors
-/// A [`Fault`] if the file holds no tower, or one of another model.
+/// A [`Fault`] if the file has no tower, or a tower of another model.
 pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let Some(metadata) = checkpoint.unpresented() else { return Ok(checkpoint) };
     let name = checkpoint.name();
@@ -124,7 +124,7 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &plus_one, files, notes })
 }
 
-/// Returns whether the first layer calls its second matrix `ffn_up`, as older files of Gemma 3 do.
+/// Returns whether the first layer names its second matrix `ffn_up`, as older files of Gemma 3 do.
 fn is_swapped(checkpoint: &Checkpoint, config: &Value) -> bool {
     let up = checkpoint.lookup("v.blk.0.ffn_up.weight").map(|stored| stored.shape);
     let sizes =
@@ -133,7 +133,7 @@ fn is_swapped(checkpoint: &Checkpoint, config: &Value) -> bool {
     width != hidden && up.is_some_and(|shape| shape == [width as usize, hidden as usize])
 }
 
-/// Returns the Hugging Face name of a tensor, without a prefix of the whole model.
+/// Returns the Hugging Face name of a tensor, without the prefix of the whole model.
 fn rename(name: &str, model_type: &str, is_swapped: bool, zero_based: bool) -> Option<String> {
     let is_gemma3 = model_type == "gemma3";
     if let Some(rest) = name.strip_prefix("v.blk.") {
@@ -146,12 +146,12 @@ fn rename(name: &str, model_type: &str, is_swapped: bool, zero_based: bool) -> O
             other => other,
         };
         let (_, own) = table.iter().find(|(stored, _)| *stored == part)?;
-        // A linear layer that clips has its matrix one level below its limits.
+        // In a linear layer with clipping, the matrix name has one more level than the limits.
         let is_linear = own.ends_with("_proj") && !is_gemma3 && end == "weight";
         let level = if is_linear { ".linear" } else { "" };
         return Some(format!("vision_tower.encoder.layers.{layer}.{own}{level}.{end}"));
     }
-    // Norms of the patches are counted from 1, and in some files from 0.
+    // Norms of the patches are numbered from 1, in some files from 0.
     let counted = match name.strip_prefix("v.patch_norm.").filter(|_| zero_based) {
         Some(rest) => {
             let (number, end) = rest.split_once('.')?;
@@ -171,7 +171,7 @@ fn rename(name: &str, model_type: &str, is_swapped: bool, zero_based: bool) -> O
     own.iter().chain(&TENSORS).find_map(rest)
 }
 
-/// Returns the `config.json` that the keys mean.
+/// Returns the `config.json` equivalent of the keys.
 fn config(checkpoint: &Checkpoint, metadata: &Metadata, model_type: &str) -> Result<Value, String> {
     let optional = |name: &str| whole(metadata, &format!("clip.vision.{name}"));
     let needed =

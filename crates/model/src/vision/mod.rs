@@ -1,8 +1,8 @@
-//! Images: the bytes of a picture -> soft tokens, which stand in a text as embeddings do.
+//! Images: converts the bytes of a picture to soft tokens, which replace embeddings in a text.
 //!
 //! [`Vision::prepare`] decodes and resizes, which is cheap and needs no weights. [`Vision::encode`]
-//! computes the tower. A [`PreparedImage`] has a digest: its soft tokens are a function of it.
-//! The towers are in `merged` (Gemma 4 12B), `siglip` (Gemma 3) and `gemma4` (31B).
+//! runs the tower. The digest of a [`PreparedImage`] identifies its soft tokens. The towers are in
+//! `merged` (Gemma 4 12B), `siglip` (Gemma 3) and `gemma4` (31B).
 
 mod file;
 mod gemma4;
@@ -35,7 +35,7 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use tower::Tower;
 
-/// The part of a model that reads images.
+/// The part of a model that encodes images.
 #[derive(Debug)]
 pub struct Vision {
     file: TowerFile,
@@ -43,17 +43,16 @@ pub struct Vision {
     identity: [u8; 32],
 }
 
-/// An image in the size that a tower reads.
+/// An image in the size that a tower needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreparedImage {
     fit: Fit,
     rgb: Vec<u8>, // [fit.height, fit.width, 3]
-    /// SHA-256 of the pixels, their size, the budget and the tower: of all that soft tokens are
-    /// computed from.
+    /// SHA-256 of all inputs of the soft tokens: the pixels, their size, the budget and the tower.
     pub digest: [u8; 32],
-    /// Width and height of the picture, upright.
+    /// Width and height of the original picture, in upright orientation.
     pub original: (usize, usize),
-    /// Whether some of the picture was transparent and was put on white.
+    /// Whether the picture had transparent parts, which were composed over white.
     pub flattened: bool,
 }
 
@@ -63,7 +62,7 @@ impl PreparedImage {
         self.fit.tokens()
     }
 
-    /// Returns the size that the picture was given.
+    /// Returns the size after resizing.
     pub fn fit(&self) -> Fit {
         self.fit
     }
@@ -75,12 +74,12 @@ impl PreparedImage {
 }
 
 impl Vision {
-    /// Opens the tower of a Hugging Face directory or of an mmproj GGUF file. Tensors are mapped;
-    /// norms and biases are read.
+    /// Opens the tower of a Hugging Face directory or of an mmproj GGUF file. Tensors are
+    /// memory-mapped; norms and biases are read.
     ///
     /// # Errors
-    /// A [`Fault`] for files that cannot be read, that hold no tower (it names the file to get), or
-    /// a tower that is not computed.
+    /// A [`Fault`] if files cannot be read, if they hold no tower (the message names the file to
+    /// get), or if the tower is not supported.
     pub fn open(path: &Path) -> Result<Vision> {
         let checkpoint = mmproj::present(Checkpoint::open(path)?)?;
         let identity = checkpoint.fingerprint()?;
@@ -96,12 +95,14 @@ impl Vision {
         Ok(Vision { file, tower, identity })
     }
 
-    /// Decodes a picture and resizes it. `budget` is the largest number of soft tokens, one of
-    /// [`BUDGETS`]; `None` takes the model's own. Uses the threads of the current pool.
+    /// Decodes a picture and resizes it.
+    ///
+    /// `budget` is the largest number of soft tokens, one of [`BUDGETS`]; `None` uses the model's
+    /// default. Uses the threads of the current pool.
     ///
     /// # Errors
-    /// A [`Fault`] for a picture that cannot be read or is beyond `limits`, and for a budget that
-    /// the model does not have.
+    /// A [`Fault`] for a picture that cannot be read or exceeds `limits`, and for a budget that the
+    /// model does not support.
     pub fn prepare(
         &self,
         bytes: &[u8],
@@ -109,7 +110,7 @@ impl Vision {
         limits: PictureLimits,
     ) -> Result<PreparedImage> {
         let (width, height) = picture::measure(bytes, limits)?;
-        // A budget that is refused costs no decoding.
+        // Checks the budget before the picture is decoded.
         self.tower.fit(width, height, budget)?;
         self.prepare_picture(&picture::decode(bytes, limits)?, budget)
     }
@@ -117,7 +118,7 @@ impl Vision {
     /// Resizes a picture, see [`Vision::prepare`].
     ///
     /// # Errors
-    /// A [`Fault`] for a budget that the model does not have.
+    /// A [`Fault`] for a budget that the model does not support.
     pub fn prepare_picture(
         &self,
         picture: &Picture,
@@ -136,27 +137,29 @@ impl Vision {
         Ok(PreparedImage { fit, rgb, digest, original, flattened: picture.flattened })
     }
 
-    /// Computes soft tokens, f32 `[tokens, width]`. They stand for embeddings as they are: without
-    /// the factor of Gemma's embeddings. The number of threads does not change them.
+    /// Computes soft tokens, f32 `[tokens, width]`.
+    ///
+    /// They replace embeddings without Gemma's embedding factor. The result is independent of the
+    /// number of threads.
     ///
     /// # Errors
-    /// A [`Fault`] if threads cannot be started, if the file cannot be read, or if the tower
-    /// computes no numbers.
+    /// A [`Fault`] if threads cannot be started, if the file cannot be read, or if results are not
+    /// finite.
     pub fn encode(&self, image: &PreparedImage, threads: usize) -> Result<Vec<f32>> {
         self.finite(ops::on_threads(threads, || self.program(image)?.run())?)
     }
 
-    /// Computes soft tokens on a device, see [`Vision::encode`]. Its first image loads the tower
+    /// Computes soft tokens on a device, see [`Vision::encode`]. The first image loads the tower
     /// there.
     ///
     /// # Errors
-    /// As for `encode`, and if the device fails.
+    /// Like `encode`, and if the device fails.
     pub fn encode_on(&self, image: &PreparedImage, device: &dyn DenseDevice) -> Result<Vec<f32>> {
         let program = self.program(image)?;
         self.finite(device.run(&program.network, &program)?)
     }
 
-    /// Puts the tower on a device, as its first image would. Returns the bytes that it takes there.
+    /// Loads the tower on a device before its first image. Returns its bytes there.
     ///
     /// # Errors
     /// If the file cannot be read, or if the device fails.
@@ -179,12 +182,13 @@ impl Vision {
             true => Ok(soft),
             false => {
                 let name = self.file.checkpoint().name();
-                Err(Fault::damaged(format!("{name} makes soft tokens that are no numbers")).into())
+                Err(Fault::damaged(format!("{name} computed soft tokens that are not finite"))
+                    .into())
             }
         }
     }
 
-    /// Returns the size and the tokens of a picture of this size in pixels. Needs no picture.
+    /// Returns the resized size and the tokens of a picture of this size in pixels.
     ///
     /// # Errors
     /// As [`Vision::prepare_picture`].
@@ -195,7 +199,7 @@ impl Vision {
     /// Returns the most soft tokens of an image, given a budget.
     ///
     /// # Errors
-    /// A [`Fault`] for a budget that the model does not have.
+    /// A [`Fault`] for a budget that the model does not support.
     pub fn most_tokens(&self, budget: Option<usize>) -> Result<usize, Fault> {
         Ok(self.tower.fit(1, 1, budget)?.budget)
     }
@@ -205,19 +209,19 @@ impl Vision {
         self.tower.work(fit)
     }
 
-    /// Returns the bytes of the tower's weights, which are mapped from its file.
+    /// Returns the bytes of the tower's weights, which are memory-mapped.
     pub fn weight_bytes(&self) -> u64 {
         self.file.bytes()
     }
 
-    /// Returns the most bytes that encoding one image takes, without the weights.
+    /// Returns the most bytes that encoding one image needs, without the weights.
     ///
-    /// Scores of attention take up to 512 bytes a patch and thread in addition.
+    /// Attention scores need up to 512 bytes per patch and thread in addition.
     pub fn scratch_bytes(&self) -> u64 {
         self.tower.scratch()
     }
 
-    /// Returns the values of a soft token; the width of the model's embeddings must equal it.
+    /// Returns the channels of a soft token, which must equal those of the model's embeddings.
     pub fn width(&self) -> usize {
         self.tower.width()
     }

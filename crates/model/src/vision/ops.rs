@@ -1,10 +1,10 @@
-//! Operations of towers on rows of f32: products by candle, the rest by the kernels of
+//! Operations of towers on rows of f32: products by candle, the others by the kernels of
 //! [`gemma_base::compute::cpu::dense`].
 //!
-//! Results do not depend on the number of threads. The number of rows alone decides into which
-//! tiles they are cut. Sums are cut into slices of [`SLICE`] terms. `gemm`, which candle calls,
-//! sums a slice in one pass on every machine. It cuts longer sums by the size of caches. A test
-//! holds products to that definition, bit for bit.
+//! Results do not depend on the number of threads, since only the number of rows determines the
+//! tiles. Sums are cut into slices of [`SLICE`] terms: `gemm`, which candle calls, sums a slice in
+//! one pass on every machine, but cuts longer sums by cache sizes. A test compares products with
+//! that definition, bit for bit.
 
 use anyhow::{Context, Result};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
@@ -13,17 +13,17 @@ use gemma_base::compute::dense::{DenseHeads, Limits};
 use gemma_base::tensor::product::SLICE;
 use rayon::prelude::*;
 
-/// Most elements of a product that `gemm` computes by dot products.
+/// Most elements of a product for which `gemm` uses dot products.
 const SMALL: usize = 256;
 
-/// Activations of one width.
+/// Rows of activations.
 #[derive(Clone, Debug)]
 pub struct Activations {
     pub data: Vec<f32>, // [rows, width]
     pub width: usize,
 }
 
-/// Clamps each value; NaN stays NaN.
+/// Clamps each value; NaN is kept.
 pub fn clamp(x: &mut [f32], Limits { least, most }: Limits) {
     x.iter_mut().for_each(|v| *v = if *v < least { least } else { *v });
     x.iter_mut().for_each(|v| *v = if *v > most { most } else { *v });
@@ -52,14 +52,14 @@ impl Activations {
         self
     }
 
-    /// Returns RMSNorm of each run of `width` values. An empty `weight` is all ones.
+    /// Returns RMSNorm of each run of `width` values. An empty `weight` means all ones.
     pub fn rms_norm(mut self, width: usize, weight: &[f32], eps: f32) -> Activations {
         let isa = Isa::detect();
         self.on_pieces(|piece| dense::rms_norm(isa, piece, width, weight, eps));
         self
     }
 
-    /// Calls `each` with a value and the value of `other` at its place, for all values.
+    /// Calls `each` with each value and the corresponding value of `other`.
     pub fn zip(&mut self, other: &Activations, each: impl Fn(&mut f32, f32) + Send + Sync) {
         let piece = tile(self.len()) * self.width;
         let pieces = self.data.par_chunks_mut(piece).zip(other.data.par_chunks(piece));
@@ -80,7 +80,8 @@ impl Activations {
         }
     }
 
-    /// Returns the mean of each square of `side` rows a side, for `columns` squares in a row.
+    /// Returns the means of squares of `side` x `side` rows; the grid has `columns` squares in a
+    /// row.
     pub fn pool(&self, side: usize, columns: usize) -> Activations {
         let tokens = self.len() / (side * side);
         let mut out = Activations::new(vec![0.0; tokens * self.width], self.width);
@@ -97,8 +98,8 @@ impl Activations {
         out
     }
 
-    /// Returns the product with `matrix` `[width, n]`. Values are clamped to `input` before, and
-    /// `after` is called with finished rows.
+    /// Returns the product with `matrix` `[width, n]`. Values are clamped to `input` first. `after`
+    /// is called with finished rows.
     pub fn product(
         &self,
         matrix: &Tensor,
@@ -120,8 +121,8 @@ impl Activations {
     }
 }
 
-/// Returns the rows of a tile, by the number of all rows: enough tiles for many threads, and enough
-/// rows that a matrix is worth packing.
+/// Returns the rows per tile for this number of rows: enough tiles for many threads, and enough
+/// rows per tile to amortise packing the matrix.
 fn tile(rows: usize) -> usize {
     (rows / 16).next_multiple_of(16).clamp(32, 256)
 }
@@ -129,7 +130,7 @@ fn tile(rows: usize) -> usize {
 /// Adds the product of `a` `[m, k]` and `b` `[k, n]` to `out` `[m, n]`, slice by slice.
 fn add_product(a: &Tensor, b: &Tensor, out: &mut [f32]) -> Result<()> {
     let ((rows, depth), cols) = (a.dims2()?, b.dim(1)?);
-    // `gemm` sums small products in other orders.
+    // `gemm` sums small products in a different order.
     let least = (SMALL / cols + 1).max(2);
     for start in (0..depth).step_by(SLICE) {
         let terms = SLICE.min(depth - start);
@@ -147,7 +148,7 @@ fn add_product(a: &Tensor, b: &Tensor, out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// Returns attention of all rows to all rows: `softmax(scale * q k^T) v`, head by head.
+/// Computes attention of all rows to all rows: `softmax(scale * q k^T) v`, head by head.
 pub fn attention(
     q: Activations,
     k: Activations,
@@ -189,7 +190,7 @@ pub fn attention(
 /// Runs `work` on a pool of `threads` threads.
 ///
 /// # Errors
-/// A fault if they cannot be started.
+/// A [`Fault`] if they cannot be started.
 pub fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
     pool.context(gemma_base::error::no_thread())?.install(work)
@@ -207,7 +208,7 @@ mod tests {
         x.iter().map(|v| v.to_bits()).collect()
     }
 
-    /// Every processor and every number of threads gives the bits of the definition.
+    /// All processors and numbers of threads return the bits of the definition.
     #[test]
     fn products_go_by_slices_on_any_number_of_threads() {
         for (m, n, k) in

@@ -1,7 +1,8 @@
-//! Bytes of a file -> an RGB picture, within limits that are checked before a pixel is decoded.
+//! Decodes the bytes of a picture file to RGB, within limits that are checked before any pixel is
+//! decoded.
 //!
-//! JPEG, PNG and WebP are read; of an animation, the first frame. A picture is turned as its EXIF
-//! orientation says, and lies on white where it is transparent.
+//! Reads JPEG, PNG and WebP, and the first frame of an animation. Applies the EXIF orientation, and
+//! composes transparent parts over white.
 
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -11,10 +12,10 @@ use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Lim
 use rayon::prelude::*;
 use std::io::Cursor;
 
-/// Formats that are read, for messages.
+/// Supported formats, for messages.
 const FORMATS: &str = "JPEG, PNG and WebP pictures are read";
 
-/// How large a picture may be.
+/// Limits of a picture's size.
 #[derive(Clone, Copy, Debug)]
 pub struct PictureLimits {
     /// Bytes of the file.
@@ -24,20 +25,20 @@ pub struct PictureLimits {
 }
 
 impl Default for PictureLimits {
-    /// Pictures of phones and cameras: 64 MB and 64 million pixels.
+    /// Suits pictures of phones and cameras: 64 MB and 64 million pixels.
     fn default() -> Self {
         PictureLimits { bytes: 64 << 20, pixels: 64_000_000 }
     }
 }
 
-/// A decoded picture, standing upright.
+/// A decoded picture in upright orientation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     pub width: usize,
     pub height: usize,
     /// `[height, width, 3]`, red first.
     pub rgb: Vec<u8>,
-    /// Whether some of it was transparent and was put on white.
+    /// Whether it had transparent parts, which were composed over white.
     pub flattened: bool,
 }
 
@@ -45,7 +46,7 @@ fn refuse(what: impl std::fmt::Display) -> Fault {
     Fault::usage(format!("the image {what}"))
 }
 
-/// Returns the fault of a file that is not read. `what` says which step failed.
+/// Returns the fault for a file that cannot be decoded.
 fn fault(error: ImageError, limits: PictureLimits) -> Fault {
     match error {
         ImageError::Limits(limit) => match limit.kind() {
@@ -66,7 +67,7 @@ fn smaller(limits: PictureLimits) -> String {
     format!("at most {megabytes} MB and {megapixels} million pixels are read: make it smaller")
 }
 
-/// Opens a decoder and checks the size that the file names.
+/// Opens a decoder and checks the size in the file's header.
 fn decoder(bytes: &[u8], limits: PictureLimits) -> Result<(impl ImageDecoder + '_, ImageFormat)> {
     if bytes.len() > limits.bytes {
         let what = format!("has {} MB", bytes.len().div_ceil(1 << 20));
@@ -81,7 +82,7 @@ fn decoder(bytes: &[u8], limits: PictureLimits) -> Result<(impl ImageDecoder + '
         return Err(refuse(format!("is a {name} file")).help(FORMATS).into());
     }
     let mut most = Limits::no_limits();
-    // 16-bit colours with alpha, and as much again for the decoder's own tables.
+    // Room for 16-bit colours with alpha, plus the same again for the decoder's tables.
     most.max_alloc = Some(limits.pixels.saturating_mul(16).saturating_add(16 << 20));
     reader.limits(most);
     let decoder = reader.into_decoder().map_err(|e| fault(e, limits))?;
@@ -97,10 +98,10 @@ fn decoder(bytes: &[u8], limits: PictureLimits) -> Result<(impl ImageDecoder + '
     Ok((decoder, format))
 }
 
-/// Returns width and height of a picture as the file stores it. Decodes the header alone.
+/// Returns the stored width and height of a picture. Decodes only the header.
 ///
 /// # Errors
-/// A [`Fault`] for a file of another format, a damaged one, or one beyond the limits.
+/// A [`Fault`] for a file of another format, a damaged one, or one that exceeds the limits.
 pub fn measure(bytes: &[u8], limits: PictureLimits) -> Result<(usize, usize)> {
     let (width, height) = decoder(bytes, limits)?.0.dimensions();
     Ok((width as usize, height as usize))
@@ -109,7 +110,8 @@ pub fn measure(bytes: &[u8], limits: PictureLimits) -> Result<(usize, usize)> {
 /// Decodes a picture.
 ///
 /// # Errors
-/// A [`Fault`] for a file of another format, a damaged or truncated one, or one beyond the limits.
+/// A [`Fault`] for a file of another format, a damaged or truncated one, or one that exceeds the
+/// limits.
 pub fn decode(bytes: &[u8], limits: PictureLimits) -> Result<Picture> {
     let (mut decoder, format) = decoder(bytes, limits)?;
     let is_whole = match format {
@@ -121,7 +123,7 @@ pub fn decode(bytes: &[u8], limits: PictureLimits) -> Result<Picture> {
         let help = "the file was not fully downloaded or written: fetch it again";
         return Err(refuse("is truncated").help(help).into());
     }
-    // Pictures with damaged EXIF data are shown as they lie, as elsewhere.
+    // Pictures with damaged EXIF data are not rotated, as in other programs.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut picture = read(decoder).map_err(|e| fault(e, limits))?;
     picture.apply_orientation(orientation);
@@ -130,8 +132,8 @@ pub fn decode(bytes: &[u8], limits: PictureLimits) -> Result<Picture> {
     Ok(Picture { width, height, rgb, flattened })
 }
 
-/// Decodes a picture into memory that several threads bring in. One thread takes as long for that
-/// as for half of the decoding.
+/// Decodes a picture into memory that several threads touch first. A single thread would need half
+/// the decoding time for the page faults.
 fn read(decoder: impl ImageDecoder) -> Result<DynamicImage, ImageError> {
     if decoder.color_type() != ColorType::Rgb8 {
         return DynamicImage::from_decoder(decoder);
@@ -144,17 +146,17 @@ fn read(decoder: impl ImageDecoder) -> Result<DynamicImage, ImageError> {
     Ok(picture.expect("the decoder named the number of bytes").into())
 }
 
-/// Returns whether a WebP file is as long as it says. Its decoder reads some truncated files.
+/// Returns whether a WebP file has its full length. Its decoder accepts some truncated files.
 fn webp_ends(bytes: &[u8]) -> bool {
     let length = bytes.get(4..8).and_then(|length| length.first_chunk::<4>());
     length.is_some_and(|length| u32::from_le_bytes(*length) as usize + 8 <= bytes.len())
 }
 
-/// Returns whether the picture of a JPEG file ends. The decoder fills what is missing with grey.
+/// Returns whether a JPEG file has an end marker. The decoder fills missing parts with grey.
 fn jpeg_ends(bytes: &[u8]) -> bool {
     let mut at = 2;
-    // Segments with their lengths, up to the start of the first scan. A thumbnail inside one is
-    // skipped with it.
+    // Skips segments by their lengths, up to the first scan. This also skips a thumbnail in a
+    // segment.
     while let Some(&[0xff, marker]) = bytes.get(at..at + 2) {
         let length = match marker {
             0xff => -1i64,
@@ -169,18 +171,18 @@ fn jpeg_ends(bytes: &[u8]) -> bool {
             break;
         }
     }
-    // The marker of the end occurs in no scan.
+    // The end marker does not occur inside scans.
     bytes.get(at..).is_some_and(|scans| scans.windows(2).any(|pair| pair == [0xff, 0xd9]))
 }
 
-/// Puts a value of `alpha` on white.
+/// Composes a value with `alpha` over white.
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }
 
-/// Returns the bytes of a picture, and whether some of it was transparent. The upper 8
-/// bits of 16 count.
+/// Returns the RGB bytes of a picture, and whether it had transparent parts. Uses the upper 8 bits
+/// of 16-bit values.
 fn to_rgb(picture: DynamicImage) -> (Vec<u8>, bool) {
     let high = |v: u16| (v >> 8) as u8;
     let grey = |v: u8| [v, v, v];
@@ -205,7 +207,7 @@ fn to_rgb(picture: DynamicImage) -> (Vec<u8>, bool) {
     }
 }
 
-/// Puts colours with their alpha on white.
+/// Composes colours with their alpha over white.
 fn flatten(pixels: impl Iterator<Item = ([u8; 3], u8)>) -> (Vec<u8>, bool) {
     let mut flattened = false;
     let rgb = pixels
@@ -230,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_jpeg_ends_behind_its_scan() {
-        // A thumbnail with an end of its own inside a segment, then a scan.
+        // A thumbnail with its own end marker inside a segment, followed by a scan.
         let head = [0xff, 0xd8, 0xff, 0xe1, 0, 6, 0xff, 0xd8, 0xff, 0xd9, 0xff, 0xda, 0, 2];
         let scan = [1, 0xff, 0, 2];
         assert!(!jpeg_ends(&[&head[..], &scan].concat()));

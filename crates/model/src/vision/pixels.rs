@@ -1,4 +1,4 @@
-//! Sizes of pictures and their values: which size a tower reads, and its patches as f32.
+//! Converts pictures to a tower's input: the size to resize to, and patches as f32 values.
 //!
 //! Source: transformers, `Gemma3ImageProcessorPil` and `Gemma4ImageProcessorPil`.
 
@@ -9,12 +9,12 @@ use anyhow::Result;
 use gemma_base::error::Fault;
 use serde_json::Value;
 
-/// Largest numbers of soft tokens that an image of Gemma 4 may be given.
+/// Selectable limits for the soft tokens of a Gemma 4 image.
 pub const BUDGETS: [usize; 5] = [70, 140, 280, 560, 1120];
-/// The number unless a file or the user names another one.
+/// The limit unless a file or the user specifies another one.
 const DEFAULT_BUDGET: usize = 280;
 
-/// Refuses a budget that no model was trained with.
+/// Fails for a budget that no model was trained with.
 pub fn check_budget(budget: usize) -> Result<usize, Fault> {
     match BUDGETS.contains(&budget) {
         true => Ok(budget),
@@ -26,11 +26,12 @@ pub fn check_budget(budget: usize) -> Result<usize, Fault> {
     }
 }
 
-/// Returns the size, in cells of `cell` pixels a side, to which a picture is resized: aspect kept,
-/// at most `budget` cells. Small pictures become larger.
+/// Returns the size to which a picture is resized, in cells of `cell` x `cell` pixels.
+///
+/// Keeps the aspect ratio and uses at most `budget` cells. Small pictures are enlarged.
 ///
 /// # Errors
-/// A [`Fault`] for a picture of no pixels.
+/// A [`Fault`] for a picture without pixels.
 pub fn cells(
     width: usize,
     height: usize,
@@ -44,7 +45,7 @@ pub fn cells(
     let (w, h) = (width as f64, height as f64);
     let factor = ((budget * cell * cell) as f64 / (w * h)).sqrt();
     let side = |length: f64| (factor * length / cell as f64).floor() as usize;
-    // A picture so thin that its short side would vanish has one row or column of cells.
+    // A very thin picture gets one row or column of cells.
     let thin = |long: f64, short: f64| ((long / short).floor() as usize).min(budget);
     let (columns, rows) = match (side(w), side(h)) {
         (columns, 0) if columns > 0 => (thin(w, h), 1),
@@ -57,23 +58,24 @@ pub fn cells(
     }
 }
 
-/// How pixels become values: the part of `preprocessor_config.json` that varies.
+/// Conversion of pixels to values: the variable part of `preprocessor_config.json`.
 #[derive(Clone, Debug)]
 pub struct Processor {
     pub filter: Filter,
-    /// Value of each byte, by channel.
+    /// Value of each byte, per channel.
     values: [[f32; 256]; CHANNELS],
-    /// Tokens of an image unless the user names another number.
+    /// Tokens of an image unless the user chooses another number.
     pub budget: usize,
 }
 
 impl Processor {
-    /// Reads `preprocessor_config.json`, or `processor_config.json` with its image processor. A
-    /// model without either has the default of its family: a filter, and whether values are `(v -
-    /// 1/2) / (1/2)` rather than in 0..1.
+    /// Reads `preprocessor_config.json`, or the image processor in `processor_config.json`.
+    ///
+    /// Without either file the family's defaults apply: `filter`, and whether values are `(v - 1/2)
+    /// / (1/2)` instead of in 0..1.
     ///
     /// # Errors
-    /// A [`Fault`] for a file with values that are not computed.
+    /// A [`Fault`] for a file with unsupported values.
     pub fn open(checkpoint: &Checkpoint, filter: Filter, is_centred: bool) -> Result<Processor> {
         let own = checkpoint.side_json("preprocessor_config.json")?;
         let json = match own {
@@ -86,7 +88,7 @@ impl Processor {
         Ok(Self::read(&json, filter, is_centred)?)
     }
 
-    /// Reads the same from the values of a file.
+    /// Reads the settings from parsed JSON.
     pub fn read(json: &Value, filter: Filter, is_centred: bool) -> Result<Processor, Fault> {
         let filter = match json.get("resample").filter(|v| !v.is_null()).map(Value::as_u64) {
             None => filter,
@@ -115,7 +117,7 @@ impl Processor {
         if is_centred && std.iter().any(|v| !v.is_normal()) {
             return Err(Fault::model(format!("`image_std` is {std:?}")));
         }
-        // As transformers computes them: the scale in f64, the rest in f32.
+        // Computed as in transformers: the scale in f64, the rest in f32.
         let value = |byte: usize, channel: usize| {
             let value = (byte as f64 * scale) as f32;
             if is_centred { (value - mean[channel]) / std[channel] } else { value }
@@ -126,9 +128,10 @@ impl Processor {
         Ok(Processor { filter, values, budget: check_budget(budget)? })
     }
 
-    /// Cuts a picture of `width` pixels into square patches of `side` pixels and returns their
-    /// values, a row each, from the top left: by row, column and channel of the patch, or by
-    /// channel first.
+    /// Cuts a picture of `width` pixels into square patches of `side` pixels.
+    ///
+    /// Returns one row of values per patch, from the top left. Values are ordered by row, column
+    /// and channel of the patch, or by channel first.
     pub fn patches(
         &self,
         rgb: &[u8], // [height, width, 3]

@@ -1,4 +1,4 @@
-//! A tower on one image as a network: how towers write it down, and the processor's way through it.
+//! A tower on one image as a network: the builder that towers use, and its CPU implementation.
 
 use super::file::{Component, Dense, TowerFile};
 use super::ops::{Activations, attention, clamp};
@@ -9,13 +9,13 @@ use gemma_base::compute::dense::{
     DenseWeights, Limits, MatrixNumber, Register, VectorNumber,
 };
 
-/// A linear layer with what it adds and its limits.
+/// A linear layer with its bias and limits.
 #[derive(Clone, Debug)]
 pub struct LinearLayer {
     pub matrix: Dense,
-    /// Empty, or a value for each output.
+    /// Empty, or one value per output.
     pub bias: Vec<f32>,
-    /// Limits of inputs and outputs.
+    /// Bounds of inputs and outputs.
     pub limits: Option<[Limits; 2]>,
 }
 
@@ -35,7 +35,7 @@ impl LinearLayer {
 
 const UNWRITTEN: &str = "registers are written before they are read";
 
-/// A network whose matrices are in a tower's file.
+/// A network with matrices in a tower's file.
 #[derive(Debug)]
 pub struct Program<'a> {
     file: &'a TowerFile,
@@ -60,12 +60,12 @@ impl<'a> Program<'a> {
         self.network.ops.push(op);
     }
 
-    /// Returns the number of a vector; `None` for an empty one.
+    /// Adds a vector; `None` if it is empty.
     fn optional(&mut self, values: &[f32]) -> Option<VectorNumber> {
         (!values.is_empty()).then(|| self.network.vector(values))
     }
 
-    /// Writes down a product without anything else.
+    /// Appends a plain product.
     pub fn product(&mut self, dense: &'a Dense, is_transposed: bool, x: Register, out: Register) {
         let (input, bias, output) = (None, None, None);
         let matrix = self.matrix(dense, is_transposed);
@@ -90,7 +90,7 @@ impl<'a> Program<'a> {
         MatrixNumber(self.matrices.len() - 1)
     }
 
-    /// Writes down a linear layer, and GELU of it if `gelu` is set.
+    /// Appends a linear layer, followed by GELU if `gelu` is set.
     pub fn linear(&mut self, layer: &'a LinearLayer, x: Register, out: Register, gelu: bool) {
         let matrix = self.matrix(&layer.matrix, false);
         let bias = self.optional(&layer.bias);
@@ -109,7 +109,7 @@ impl<'a> Program<'a> {
         self.push(DenseOp::LayerNorm { x, out, weight, bias, eps });
     }
 
-    /// Writes down RMSNorm of each run of `run` values. An empty `weight` is all ones.
+    /// Appends RMSNorm of each run of `run` values. An empty `weight` means all ones.
     pub fn rms_norm(&mut self, weight: &[f32], run: usize, eps: f32, x: Register, out: Register) {
         let weight = self.optional(weight);
         self.push(DenseOp::RmsNorm { x, out, run, weight, eps });
@@ -119,7 +119,7 @@ impl<'a> Program<'a> {
         self.push(DenseOp::Add { x, other });
     }
 
-    /// Writes down the attention of `[q, k, v]`.
+    /// Appends the attention of `[q, k, v]`.
     pub fn attention(
         &mut self,
         [q, k, v]: [Register; 3],
@@ -130,7 +130,7 @@ impl<'a> Program<'a> {
         self.push(DenseOp::Attention(DenseAttention { q, k, v, out, heads, scale }));
     }
 
-    /// Computes the network on the threads of the current pool.
+    /// Runs the network on the threads of the current pool.
     pub fn run(mut self) -> Result<Vec<f32>> {
         let mut state: Vec<Option<Activations>> = vec![None; self.network.registers.len()];
         for (register, values) in std::mem::take(&mut self.network.inputs) {
@@ -144,7 +144,7 @@ impl<'a> Program<'a> {
         Ok(state[self.network.output.0].take().context("the network has an output")?.data)
     }
 
-    /// Computes the result of one operation. Takes registers that are not read again.
+    /// Computes the result of one operation. Consumes registers that are not read again.
     fn compute(
         &self,
         at: usize,
@@ -238,7 +238,7 @@ impl DenseWeights for Program<'_> {
     }
 }
 
-/// Adds a row to each row.
+/// Adds the bias to each row.
 fn add_bias(x: &mut [f32], bias: &[f32]) {
     for row in x.chunks_exact_mut(bias.len()) {
         row.iter_mut().zip(bias).for_each(|(v, bias)| *v += bias);

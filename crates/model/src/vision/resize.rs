@@ -1,17 +1,17 @@
-//! Pillow's resize, to the value: two passes of integer arithmetic.
+//! Pillow's resize, reproduced exactly: two passes of integer arithmetic.
 //!
-//! Weights are computed in f64 and rounded to 22 bits. A pass adds one half, sums whole numbers and
-//! clips the result to a byte, so that the order of the passes counts: see [`begins_with_rows`].
+//! Weights are computed in f64 and rounded to 22 bits. A pass adds one half, sums integers and
+//! clips the result to a byte. The order of the passes therefore matters: see [`begins_with_rows`].
 //! Source: python-pillow/Pillow, src/libImaging/Resample.c.
 
 use rayon::prelude::*;
 
 /// Channels of a pixel.
 pub const CHANNELS: usize = 3;
-/// Bits of a weight after the point.
+/// Fraction bits of a weight.
 const BITS: u32 = 22;
 
-/// How pixels between pixels are found.
+/// Interpolation filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     Bilinear,
@@ -19,7 +19,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// Pixels on each side that a filter reads when nothing is made smaller.
+    /// Returns the radius of the filter in pixels, without downscaling.
     fn support(self) -> f64 {
         match self {
             Filter::Bilinear => 1.0,
@@ -39,20 +39,20 @@ impl Filter {
     }
 }
 
-/// Weights of the pixels that one pixel of the result reads.
+/// Weights of the source pixels that contribute to one result pixel.
 struct Tap {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// Returns the taps of each of `to` pixels made of `from` pixels.
+/// Returns the taps for resizing `from` pixels to `to` pixels.
 fn taps(from: usize, to: usize, filter: Filter) -> Vec<Tap> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
     let support = filter.support() * stretch;
     let tap = |i: usize| {
         let center = (i as f64 + 0.5) * scale;
-        // Casts cut towards zero, as in C.
+        // Casts truncate towards zero, as in C.
         let first = ((center - support + 0.5) as i64).max(0) as usize;
         let end = ((center + support + 0.5) as usize).min(from);
         let step = 1.0 / stretch;
@@ -76,7 +76,7 @@ fn clip(sum: i32) -> u8 {
 /// Resizes an RGB picture of `size` (width, height) to `to`. Uses the threads of the current pool.
 ///
 /// # Panics
-/// If a side is 0, or if `pixels` does not have the size.
+/// If a side is 0, or if `pixels` does not match the size.
 pub fn resize(
     pixels: &[u8], // [height, width, 3]
     size: (usize, usize),
@@ -98,14 +98,14 @@ pub fn resize(
     }
 }
 
-/// Returns whether the number of rows changes before that of columns. Pillow 13 decides so, which
-/// 700 random sizes confirm; older versions always begin with columns, and give other values where
-/// this is true.
+/// Returns whether the rows are resized before the columns. Pillow 13 decides so, confirmed with
+/// 700 random sizes. Older versions always start with the columns, and return other values if this
+/// is true.
 fn begins_with_rows((width, height): (usize, usize), to: (usize, usize)) -> bool {
     to.1 < height && 2 * (width as i64 - to.0 as i64) < height as i64 - to.1 as i64
 }
 
-/// Makes each row as wide as there are taps.
+/// Resizes each row to the width of the taps.
 fn columns(pixels: &[u8], width: usize, taps: &[Tap]) -> Vec<u8> {
     let mut out = vec![0; pixels.len() / width * taps.len()];
     let rows = pixels.par_chunks_exact(width * CHANNELS);
@@ -120,7 +120,7 @@ fn columns(pixels: &[u8], width: usize, taps: &[Tap]) -> Vec<u8> {
     out
 }
 
-/// Makes one row of pixels as wide as there are taps.
+/// Resizes one row of pixels to the width of the taps.
 fn narrow(row: &[u8], taps: &[Tap], out: &mut [u8]) {
     let (row, out) = (row.as_chunks::<CHANNELS>().0, out.as_chunks_mut::<CHANNELS>().0);
     for (tap, out) in taps.iter().zip(out) {
@@ -146,7 +146,8 @@ fn narrow_avx2(row: &[u8], taps: &[Tap], out: &mut [u8]) {
     for (tap, out) in taps.iter().zip(out.as_chunks_mut::<CHANNELS>().0) {
         let from = &row[tap.first * CHANNELS..];
         let mut sums = _mm_set1_epi32(1 << (BITS - 1));
-        // A pixel is read with the first channel of the next one, whose sum is not used.
+        // Each pixel is read with the first channel of the next one. The sum of that channel is
+        // unused.
         for (weight, pixel) in tap.weights.iter().zip(from.windows(4).step_by(CHANNELS)) {
             let pixel = pixel.try_into().expect("4 bytes");
             sums = _mm_add_epi32(sums, weighted(pixel, *weight));
@@ -163,7 +164,7 @@ fn narrow_avx2(row: &[u8], taps: &[Tap], out: &mut [u8]) {
     }
 }
 
-/// Makes as many rows of `stride` bytes as there are taps.
+/// Resizes the height to the number of taps; a row has `stride` bytes.
 fn rows(pixels: &[u8], stride: usize, taps: &[Tap]) -> Vec<u8> {
     let mut out = vec![0; stride * taps.len()];
     let init = || vec![0i32; stride];

@@ -1,4 +1,4 @@
-//! The tower of Gemma 3, a SigLIP, and its projector.
+//! The vision tower of Gemma 3, a SigLIP, and its projector.
 //!
 //! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
 
@@ -35,14 +35,14 @@ pub struct SigLip {
     processor: Processor,
     marks: Marks,
     shape: TowerShape,
-    /// Patches of a row of the picture.
+    /// Patches per row of the picture.
     side: usize,
-    /// Patches a side that make a soft token.
+    /// Side of the square of patches that form a soft token.
     pool: usize,
     patch: LinearLayer, // [width, 3 * patch * patch], by channel
     layers: Vec<Layer>,
     last_norm: BiasedNorm,
-    /// Factors of the norm before the projection, the 1 of Gemma 3's norms included.
+    /// Factors of the norm before the projection, including the 1 of Gemma 3's norms.
     soft_norm: Vec<f32>,
     projector: Dense, // [width, embedding], stored transposed
 }
@@ -51,7 +51,7 @@ impl SigLip {
     /// Opens the tower of a checkpoint.
     ///
     /// # Errors
-    /// A [`Fault`] for tensors that are missing or of other shapes.
+    /// A [`Fault`] for tensors that are missing or have other shapes.
     pub fn open(checkpoint: Checkpoint) -> Result<(TowerFile, SigLip)> {
         let towers = [
             "model.vision_tower.vision_model.",

@@ -1,4 +1,4 @@
-//! The interface of a tower: how a picture fits it, and how its pixels become soft tokens.
+//! The interface of a tower: how a picture is resized for it, and how pixels become soft tokens.
 
 use super::file::TowerFile;
 use super::pixels::Processor;
@@ -12,19 +12,19 @@ use serde_json::Value;
 
 /// Most layers of a tower.
 const MOST_LAYERS: usize = 256;
-/// Longest side of a patch or of the grid of a pool.
+/// Largest side of a patch or of a pooling square.
 const MOST_SIDE: usize = 256;
 
-/// The size that a picture is given, and its soft tokens.
+/// The resized size of a picture, and its soft tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// Pixels.
+    /// Width and height in pixels.
     pub width: usize,
     pub height: usize,
-    /// Soft tokens of a row and of a column. They follow each other row by row.
+    /// Soft tokens per row and per column, in row-major order.
     pub columns: usize,
     pub rows: usize,
-    /// Most tokens that were asked for.
+    /// The requested limit of tokens.
     pub budget: usize,
 }
 
@@ -39,18 +39,18 @@ impl Fit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     pub begin: Token,
-    /// The place of a soft token.
+    /// Placeholder of a soft token.
     pub soft: Token,
     pub end: Token,
-    /// Whether chat templates write `begin` for an image, and not `soft`.
+    /// Whether chat templates write `begin` for an image instead of `soft`.
     pub is_begin_shown: bool,
-    /// Text before `begin` and after `end`, beside that of a chat template.
+    /// Text before `begin` and after `end`, in addition to that of a chat template.
     pub around: &'static str,
 }
 
 impl Marks {
-    /// Reads the ids of a `config.json`, spelt as transformers 4 or 5 does. Absent ones are those
-    /// of `default`.
+    /// Reads the ids from a `config.json` with the key names of transformers 4 or 5. Missing ids
+    /// have the values of `default`.
     pub fn read(config: &Value, default: Marks) -> Result<Marks, Fault> {
         let id = |name: &str, default: Token| {
             let keys = [format!("{name}_token_id"), format!("{name}_token_index")];
@@ -68,34 +68,34 @@ impl Marks {
     }
 }
 
-/// A tower, without the tensors that stay in its file.
+/// A vision tower, without the tensors that stay in its file.
 pub trait Tower: Send + Sync + std::fmt::Debug {
     fn processor(&self) -> &Processor;
     fn marks(&self) -> Marks;
-    /// Returns the values of a soft token, which are those of an embedding.
+    /// Returns the channels of a soft token, equal to those of an embedding.
     fn width(&self) -> usize;
-    /// Returns the size for a picture of this one, in pixels.
+    /// Returns the resized size for a picture of this size in pixels.
     ///
     /// # Errors
-    /// A [`Fault`] for a budget that the family does not have.
+    /// A [`Fault`] for a budget that the family does not support.
     fn fit(&self, width: usize, height: usize, budget: Option<usize>) -> Result<Fit, Fault>;
     /// Returns the multiply-adds of an image.
     fn work(&self, fit: Fit) -> u64;
-    /// Returns the most bytes that encoding an image takes, matrices in f32 included.
+    /// Returns the most bytes that encoding an image needs, including one matrix in f32.
     fn scratch(&self) -> u64;
-    /// Returns the network that computes the soft tokens of an image, f32 `[tokens, width]`.
-    /// Matrices have the same numbers for all images.
+    /// Returns the network that computes the soft tokens of an image, f32 `[tokens, width]`. Its
+    /// matrices have the same numbers for all images.
     fn program<'a>(&'a self, file: &'a TowerFile, rgb: &[u8], fit: Fit) -> Result<Program<'a>>;
 }
 
-/// The shape of a tower of layers, by its keys.
+/// The shape of a tower with layers, by its keys.
 #[derive(Clone, Debug)]
 pub struct TowerShape {
     pub width: usize,
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
-    pub patch: usize, // pixels a side
+    pub patch: usize, // side in pixels
     pub eps: f32,
 }
 
@@ -112,7 +112,7 @@ impl Section<'_> {
         reader::positive(key, value, 1e-6).map(|eps| eps as f32)
     }
 
-    /// Returns the side of a square that a key names, in pixels or patches.
+    /// Returns the side of a square from a key, in pixels or patches.
     pub fn side(&self, key: &str, default: usize) -> Result<usize, Fault> {
         self.size(key, default, MOST_SIDE)
     }
@@ -121,7 +121,7 @@ impl Section<'_> {
         self.0.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// Reads a shape; absent keys have the values of `default`.
+    /// Reads a shape; missing keys have the values of `default`.
     pub fn shape(&self, eps: &str, default: TowerShape) -> Result<TowerShape, Fault> {
         Ok(TowerShape {
             width: self.size("hidden_size", default.width, 1 << 16)?,
@@ -135,21 +135,21 @@ impl Section<'_> {
 }
 
 impl TowerShape {
-    /// Returns the values of a patch.
+    /// Returns the number of values of a patch.
     pub fn patch_values(&self) -> usize {
         self.patch * self.patch * CHANNELS
     }
 
-    /// Returns the multiply-adds of `patches` patches: `matrices` weights of a layer each, and
-    /// attention of `query` values.
+    /// Returns the multiply-adds for `patches` patches, with `matrices` weights per layer and
+    /// attention of `query` channels.
     pub fn work(&self, patches: u64, matrices: usize, query: usize) -> u64 {
         let layer = patches * matrices as u64 + 2 * patches * patches * query as u64;
         self.layers as u64 * layer + patches * (self.patch_values() * self.width) as u64
     }
 
-    /// Returns the bytes of `patches` rows while a layer is computed, and of its largest matrix.
+    /// Returns the bytes of `patches` rows while a layer is computed, plus its largest matrix.
     pub fn scratch(&self, patches: usize, query: usize) -> u64 {
-        // The stream, its norm, and either the rows of attention or those of the hidden values.
+        // The stream, its norm, and either the rows of attention or the hidden values.
         let rows = 3 * self.width + (4 * query).max(2 * self.hidden);
         let matrix = self.width.max(query) * self.hidden.max(query);
         4 * (patches * rows + matrix) as u64

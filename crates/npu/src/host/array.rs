@@ -1,9 +1,9 @@
-//! The array of the host model: shim channels that move bytes by their descriptors, and cores that
-//! consume objects.
+//! The array of the host model: shim channels that transfer bytes by descriptors, and cores that
+//! read objects.
 //!
-//! The array does not know the purpose of a command. As on the device, a stream that moves the
-//! wrong bytes gives wrong results, one that moves too few hangs, and surplus bytes stay for the
-//! next command.
+//! The array does not know what a command is for. As on the device, a stream that transfers the
+//! wrong bytes yields wrong results, one that transfers too few bytes hangs, and surplus bytes
+//! remain for the next command.
 
 use super::Core;
 use crate::layout::{OBJECT, PAIR, PAIRS, Shape};
@@ -11,7 +11,7 @@ use crate::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
 
 /// Memory that the device can access.
 pub trait Memory {
-    /// Returns the bytes at a device address; `None` outside of buffers.
+    /// Returns the bytes at a device address. Returns `None` outside of buffers.
     fn read(&self, address: u64, bytes: usize) -> Option<&[u8]>;
     fn write(&mut self, address: u64, bytes: &[u8]) -> Option<()>;
 }
@@ -21,13 +21,13 @@ pub trait Memory {
 pub enum Trouble {
     /// The device would report an error.
     Abort(String),
-    /// The device would wait for ever.
+    /// The device would wait forever.
     Hang(String),
 }
 
 use Trouble::{Abort, Hang};
 
-/// Object that a core expects next.
+/// The object that a core expects next.
 enum Expects {
     Header,
     Queries { tiles: usize },
@@ -62,12 +62,12 @@ impl CoreState {
     }
 }
 
-/// A pair of cores and its two channels.
+/// A pair of cores with its two channels.
 struct Lane {
     cores: [CoreState; PAIR],
-    /// Input bytes that no core has consumed.
+    /// Input bytes that no core has read yet.
     input: Vec<u8>,
-    /// Results of both cores, in turn, that were not moved to memory.
+    /// Results of both cores in alternation that are not in memory yet.
     output: Vec<u8>,
 }
 
@@ -85,12 +85,12 @@ struct Task {
     runs: usize,
 }
 
-/// The array with the kernel in its cores.
+/// The array, with the kernel on its cores.
 pub struct Array {
     shape: Shape,
     lanes: Vec<Lane>, // [PAIRS]
     slots: [[Slot; BDS]; MAX_COLUMNS],
-    /// Tasks without a wait for their tokens, in order.
+    /// Tasks with completion tokens that were not waited for, in order.
     flying: Vec<(Channel, Task)>,
 }
 
@@ -122,7 +122,7 @@ impl Array {
                     };
                     if self.flying.iter().any(busy) {
                         return Err(Abort(format!(
-                            "descriptor {} is written while its task is under way",
+                            "descriptor {} is written while its task is in flight",
                             descriptor.id
                         )));
                     }
@@ -213,7 +213,8 @@ impl Array {
 }
 
 impl Task {
-    /// Returns the address of each run. The steps start over after the last iteration.
+    /// Returns the address of each run. After the last iteration, addresses start from the first
+    /// again.
     fn addresses(self) -> impl Iterator<Item = u64> {
         let d = self.descriptor;
         (0..self.runs)
@@ -222,7 +223,7 @@ impl Task {
 }
 
 impl Lane {
-    /// Gives whole objects to the cores in turn.
+    /// Passes whole objects to the cores in alternation.
     fn consume(&mut self, shape: Shape) {
         let pairs = self.input.len() / (PAIR * OBJECT);
         for (i, object) in self.input[..pairs * PAIR * OBJECT].chunks_exact(OBJECT).enumerate() {

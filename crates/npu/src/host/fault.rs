@@ -1,4 +1,4 @@
-//! Faults of the host model: one kind, from one command on.
+//! Injected faults of the host model: one kind of fault, from a given command on.
 
 use super::Buffers;
 use super::array::Memory;
@@ -31,7 +31,8 @@ impl FaultKind {
     ];
 }
 
-/// A kind of fault and its first command. The commands of the self-test count.
+/// A kind of fault and the number of the first command with it. Commands of the self-test count
+/// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NpuFault {
     pub kind: FaultKind,
@@ -44,7 +45,7 @@ impl NpuFault {
     }
 }
 
-/// Parses `abort@3`: ABORT from the fourth command on.
+/// Parses `abort@3`, which means ABORT from the fourth command on.
 impl std::str::FromStr for NpuFault {
     type Err = String;
 

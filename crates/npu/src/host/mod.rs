@@ -1,8 +1,9 @@
-//! Host model of the device: the rules of the driver (heap, buffer types, contexts, packets,
-//! states), of the firmware (which decodes the stream), and of the array ([`array`]).
+//! Model of the device that runs on the host. It has the rules of the driver (heap, buffer types,
+//! contexts, packets, states), of the firmware, which decodes the stream, and of the array
+//! ([`array`]).
 //!
-//! The model tests the host's code. It does not predict the speed or the last bits of the silicon.
-//! Memory is not coherent: each side sees the other's writes only after a sync.
+//! The model tests the host's code. It does not predict the speed or the last bits of real
+//! hardware. Memory is not coherent: each side sees the other's writes only after a sync.
 
 pub mod array;
 pub mod fault;
@@ -23,14 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Most contexts of NPU1.
+/// Limit for the contexts of NPU1.
 const MAX_CONTEXTS: usize = 6;
-/// Cores of a column.
+/// Cores in a column.
 pub const CORE_ROWS: usize = 4;
 /// Device addresses of the heap and of shared memory.
 const HEAP_ADDRESS: u64 = 0x0400_0000;
 const SHARE_ADDRESS: u64 = 0x7000_0000_0000;
-/// Beginning of an image that the model accepts.
+/// First bytes of an image that the model accepts.
 const IMAGE: &[u8; 16] = b"gemma-host-model";
 
 /// Counts of open buffers and contexts, for tests that look for leaks.
@@ -49,7 +50,7 @@ impl OpenHandles {
 struct Buffer {
     kind: BoKind,
     address: u64,
-    /// Content for the host, and content for the device.
+    /// Content as the host sees it, and content as the device sees it.
     host: Vec<u8>,
     device: Vec<u8>,
 }
@@ -63,8 +64,8 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// Returns the buffer with these bytes, and their offset. The array cannot access command
-    /// packets.
+    /// Returns the buffer that contains these bytes, and their offset in it. Command packets are
+    /// excluded, because the array cannot access them.
     fn find(&self, address: u64, bytes: usize) -> Option<(u32, usize)> {
         self.list.iter().find_map(|(handle, b)| {
             let at = address.checked_sub(b.address)? as usize;
@@ -90,27 +91,27 @@ impl Memory for Buffers {
 struct Context {
     columns: usize,
     array: Option<Array>,
-    /// Number of the last command, and the commands that run at the next wait.
+    /// Number of the last command, and the commands that will run at the next wait.
     last: u64,
     waiting: Vec<(u64, u32)>,
 }
 
-/// Makes the kernel of one core.
+/// Creates the kernel of one core.
 pub type CoreMaker = Arc<dyn Fn(Shape) -> Box<dyn Core> + Send + std::marker::Sync>;
 
 /// Options of the model.
 #[derive(Clone, Default)]
 pub struct ModelOptions {
-    /// The kernel in each core; `None` is the Rust twin.
+    /// The kernel of each core; `None` for the Rust twin.
     pub core: Option<CoreMaker>,
     pub fault: Option<NpuFault>,
-    /// Runs a command when it is waited for, not when it is handed in. A device may do either.
+    /// Runs a command during the wait instead of the submission. A device may do either.
     pub late: bool,
-    /// Counts the buffers that both sides share and gives them no bytes, for plans.
+    /// Counts shared buffers without allocating their bytes, for plans.
     pub is_dry: bool,
 }
 
-/// The modelled device.
+/// The model of a device.
 pub struct HostModelAccel {
     options: ModelOptions,
     buffers: Buffers,
@@ -136,19 +137,19 @@ impl HostModelAccel {
         }
     }
 
-    /// Returns an xclbin for the model: the kernel of this shape on all columns.
+    /// Returns an xclbin file for the model, with the kernel of this shape on all columns.
     pub fn xclbin(shape: Shape) -> Vec<u8> {
         let image =
             [IMAGE.as_slice(), &ABI.to_le_bytes(), &(shape.head_dim as u32).to_le_bytes()].concat();
         xclbin::build(&xclbin::Partition { columns: MAX_COLUMNS, image: &image, kernel_id: 0x901 })
     }
 
-    /// Returns the counts of open handles, which outlive the device.
+    /// Returns the counters of open handles, which remain valid after the device is closed.
     pub fn open_handles(&self) -> Arc<OpenHandles> {
         self.open.clone()
     }
 
-    /// Returns the failure of the last command that failed.
+    /// Returns the error of the last command that failed.
     pub fn trouble(&self) -> Option<&Trouble> {
         self.trouble.as_ref()
     }
@@ -157,7 +158,7 @@ impl HostModelAccel {
         if self.gone { Err(Errno::new(libc::ENODEV, what)) } else { Ok(()) }
     }
 
-    /// Runs a command and leaves its state in the packet.
+    /// Runs a command and writes its state to the packet.
     fn run(&mut self, context: u32, command: u32) {
         self.commands += 1;
         let fault = self.options.fault.filter(|f| f.hits(self.commands - 1)).map(|f| f.kind);
@@ -252,7 +253,7 @@ impl Accel for HostModelAccel {
         };
         let handle = self.buffers.next;
         self.buffers.next += 1;
-        // The heap is address space only: device buffers have their own bytes.
+        // The heap is only address space: device buffers have their own bytes.
         let is_empty = kind == BoKind::Heap || kind == BoKind::Share && self.options.is_dry;
         let held = if is_empty { 0 } else { size };
         self.buffers

@@ -1,4 +1,4 @@
-//! Solving the matrices of experts, each for the tokens that chose it.
+//! Quantises the matrices of experts, each for the tokens that are routed to it.
 
 use super::layer::{Layer, picked};
 use super::{CalibrationText, Inputs, Solved, solve_matrix};
@@ -8,11 +8,12 @@ use gemma_base::tensor::{Format, Matrix, hadamard};
 use gemma_model::models::{ExpertSpec, Role};
 use rayon::prelude::*;
 
-/// Weight of the mean of all experts' inputs, in tokens. An expert that few tokens chose is not
-/// fitted to those few.
+/// Weight of the mean of all experts' inputs, in tokens. It keeps an expert that is chosen by few
+/// tokens from being fitted to only those.
 const PRIOR: f32 = 256.0;
 
-/// A layer of the source and of the copy, with the residual streams before its mixture.
+/// A layer of the source and of the quantised copy, each with the residual streams before its
+/// mixture of experts.
 pub struct ExpertJob<'a> {
     pub original: (&'a Layer<'a>, &'a [f32]),
     pub made: (&'a Layer<'a>, &'a [f32]),
@@ -22,7 +23,7 @@ pub struct ExpertJob<'a> {
 }
 
 impl ExpertJob<'_> {
-    /// Codes a matrix of all experts. Returns it with notes for the log.
+    /// Quantises the matrix `role` of all experts. Returns it with notes for the log.
     pub fn solve(&self, role: Role, format: Format) -> Result<(Solved, Vec<String>)> {
         let (matrix, count) = (self.original.0.matrix(role), self.spec.count);
         let (rows, cols) = (matrix.rows / count, matrix.cols);
@@ -30,7 +31,8 @@ impl ExpertJob<'_> {
         let mut all = Inputs::new(cols, true);
         let mut seen = 0;
         match role {
-            // The inputs of experts differ.
+            // The input of this matrix is different for each expert. The other matrices share one
+            // input.
             Role::ExpertDown => {
                 for (expert, visits) in visits.iter().enumerate() {
                     seen += visits.len();
@@ -73,7 +75,8 @@ impl ExpertJob<'_> {
         Ok((Solved { matrix, loss: losses / count as f64 }, notes))
     }
 
-    /// Returns the tokens that choose each expert in the copy, those aside that begin a window.
+    /// Returns the tokens that choose each expert in the copy, without the first token of each
+    /// window.
     fn visits(&self) -> Result<Vec<Vec<usize>>> {
         let (layer, x) = self.made;
         let dim = x.len() / self.text.tokens.len();
@@ -88,7 +91,7 @@ impl ExpertJob<'_> {
         Ok(all)
     }
 
-    /// Adds the inputs of a matrix of an expert at these tokens.
+    /// Adds the inputs of a matrix of an expert at `tokens` to `inputs`.
     fn add(&self, role: Role, expert: usize, tokens: &[usize], inputs: &mut Inputs) -> Result<()> {
         let of = |(layer, x): (&Layer<'_>, &[f32])| -> Result<Vec<f32>> {
             let dim = x.len() / self.text.tokens.len();

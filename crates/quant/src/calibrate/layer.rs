@@ -1,7 +1,8 @@
-//! One layer over many windows of text at once: its steps in f32, from any step to any other.
+//! One layer over many windows of text at once. Its steps run in f32, and any range of them can be
+//! run.
 //!
-//! Weights stay as they are stored and are decoded some rows at a time, so that a layer of 27B
-//! costs no memory of its own.
+//! Weights stay in their stored format and are decoded some rows at a time. A layer of 27B
+//! therefore needs no second copy in f32.
 
 mod backward;
 mod mixture;
@@ -22,10 +23,10 @@ use std::sync::Arc;
 
 /// Rows of a matrix that are decoded at once.
 const DECODE: usize = 4096;
-/// Values that one thread gates at once.
+/// Values to which one thread applies the gate at once.
 const ROW: usize = 4096;
 
-/// Values that one step gives to the next, f32 `[tokens, width]` each.
+/// Outputs of one step, which are the inputs of the next: f32 `[tokens, width]` each.
 type Values = Vec<Vec<f32>>;
 
 /// Returns the step of a layer that reads a matrix.
@@ -37,20 +38,20 @@ pub fn step_of(steps: &[Step], role: Role) -> Result<usize> {
     steps.iter().position(reads).context("tables are coded by rows")
 }
 
-/// Returns the first step of the block that a step belongs to. Blocks end where they are added to
+/// Returns the first step of the block that contains `step`. A block ends with a step that adds to
 /// the residual stream.
 pub fn block_start(steps: &[Step], step: usize) -> usize {
     let ends = |step: &Step| matches!(step, Step::Add { .. });
     steps[..step].iter().rposition(ends).map_or(0, |end| end + 1)
 }
 
-/// Returns the first step behind the block that begins at `start`.
+/// Returns the index after the last step of the block that begins at `start`.
 pub fn block_end(steps: &[Step], start: usize) -> usize {
     let ends = |step: &Step| matches!(step, Step::Add { .. });
     steps[start..].iter().position(ends).map_or(steps.len(), |end| start + end + 1)
 }
 
-/// A layer with weights of the source, or with those made of them.
+/// A layer with the weights of the source or of the quantised copy.
 pub struct Layer<'a> {
     pub steps: Vec<Step>,
     device: Arc<dyn CodingDevice>,
@@ -66,7 +67,7 @@ pub struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// Opens a layer as the source has it, for windows of so many tokens.
+    /// Opens a layer of the source, for windows of `window` tokens.
     pub fn open(
         weights: &'a Weights,
         device: &Arc<dyn CodingDevice>,
@@ -111,11 +112,11 @@ impl<'a> Layer<'a> {
     /// Returns the input of a step, from the residual stream `x` `[tokens, dim]` before its block.
     pub fn input(&self, step: usize, x: &mut [f32]) -> Result<Vec<f32>> {
         let mut values = self.run(block_start(&self.steps, step)..step, x)?;
-        values.pop().context("the step before a linear layer gives a value")
+        values.pop().context("no step before a linear layer has an output")
     }
 
-    /// Runs the residual stream `x` `[tokens, dim]` through steps of which the first reads nothing
-    /// else. Returns the values of the last one.
+    /// Runs some steps of the layer on the residual stream `x` `[tokens, dim]`. The first of them
+    /// must read only the stream. Returns the outputs of the last one.
     pub fn run(&self, steps: Range<usize>, x: &mut [f32]) -> Result<Values> {
         let mut values = Vec::new();
         for step in &self.steps[steps] {
@@ -139,7 +140,7 @@ impl<'a> Layer<'a> {
             Step::Attend { keys: None, .. } => bail!("a layer without keys reads another model's"),
             Step::Attend { q_norm, keys: Some(KeyNorms { k_norm, v_norm }) } => {
                 let Ok([mut q, mut k, mut v]) = <[Vec<f32>; 3]>::try_from(input) else {
-                    bail!("attention reads three values")
+                    bail!("attention needs three inputs")
                 };
                 self.rotate(&mut q, self.spec.n_heads, *q_norm);
                 self.rotate(&mut k, self.spec.n_kv_heads, *k_norm);
@@ -178,7 +179,7 @@ impl<'a> Layer<'a> {
         linear(&*self.device, x, &self.matrices[&role])
     }
 
-    /// Attention of each window by itself: `[tokens, n_heads * head_dim]`.
+    /// Causal attention inside each window. Returns `[tokens, n_heads * head_dim]`.
     fn attend(&self, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
         let LayerSpec { n_heads, n_kv_heads, head_dim, query_scale, .. } = self.spec;
         let (q_cols, kv_cols) = (self.spec.query_width(), self.spec.kv_width());
@@ -202,7 +203,8 @@ impl<'a> Layer<'a> {
         out
     }
 
-    /// Turns scores into weights of the positions that each row sees; 0 for the others.
+    /// Replaces the scores of each row by softmax weights of the positions that it sees, and by 0
+    /// elsewhere.
     fn softmax(&self, scores: &mut [f32]) {
         for (row, scores) in scores.chunks_exact_mut(self.window).enumerate() {
             let first = self.spec.window.map_or(0, |window| (row + 1).saturating_sub(window));
@@ -212,7 +214,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Norms each head and turns it by its position.
+    /// Applies the norm and the rotary embedding to each head.
     fn rotate(&self, x: &mut [f32], heads: usize, norm: Role) {
         let (dim, half) = (self.spec.head_dim, self.spec.head_dim / 2);
         let norm = &self.vectors[&norm];
@@ -230,7 +232,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Returns the rotation of each position of a window.
+/// Returns the cosines and sines of each position of a window.
 fn angles(spec: &LayerSpec, window: usize) -> Vec<f32> {
     let (angles, mut out) = (Angles::new(spec.rope, spec.head_dim), Vec::new());
     angles.fill(&(0..window as u32).collect::<Vec<_>>(), &mut out);

@@ -1,6 +1,8 @@
-//! Quantising with text: two copies of it run through the model layer by layer, one through the
-//! source's weights and one through those made so far. Each linear layer is solved for the inputs
-//! it will really meet, towards the outputs it should give.
+//! Quantisation that is calibrated on text.
+//!
+//! Two residual streams of the text run through the model layer by layer: one uses the source's
+//! weights, the other the weights quantised so far. Each linear layer is then solved: its inputs
+//! are those of the quantised model, and its targets are the outputs of the source.
 
 mod experts;
 mod layer;
@@ -24,11 +26,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tokens that run through a layer at once: bounds the memory of what lies between two stages.
+/// Tokens that run through a layer at once. It bounds the memory of the values between two steps.
 pub const BATCH: usize = 2048;
 
-/// Weight of a table's lookup errors beside its errors as the output head, as a share of the mean
-/// second moment.
+/// Weight of a table's lookup errors, relative to its errors as the output head, as a share of the
+/// mean second moment.
 const LOOKUP: f32 = 0.3;
 
 /// Tokens on which the finished model is compared with its source.
@@ -39,16 +41,16 @@ pub struct Calibrator<'a> {
     source: &'a Weights,
     text: CalibrationText,
     formats: HashMap<(Role, usize), Format>,
-    /// Residual streams `[tokens, dim]`: through the source, and through what was made of it.
+    /// Residual streams `[tokens, dim]`: with the source's weights, and with those of the copy.
     original: Vec<f32>,
     made: Vec<f32>,
-    /// The layer and the step, the first of a block, that both streams stand before.
+    /// Layer and step that both streams have reached. The step is the first of a block.
     at: (usize, usize),
-    /// The layer under way, once something of it was asked for or done.
+    /// The layer that both streams have reached; `None` before its weights are needed.
     current: Option<Current<'a>>,
-    /// Solved with the others of their stage, not yet asked for.
+    /// Matrices that were solved together with another one and were not requested yet.
     waiting: HashMap<Role, Solved>,
-    /// Second moments of what the head reads, from a first pass through the source.
+    /// Second moments of the output head's inputs, from a first pass with the source's weights.
     head: Option<Vec<Factor>>,
     notes: Vec<String>,
     device: Arc<dyn CodingDevice>,
@@ -61,8 +63,10 @@ struct Current<'a> {
 }
 
 impl<'a> Calibrator<'a> {
-    /// `formats` says what each matrix becomes; matrices that keep floats may be left out. `device`
-    /// does the heavy work.
+    /// Returns a calibrator of `source` on `text`.
+    ///
+    /// `formats` has the format of each matrix, except for matrices that stay floats. `device`
+    /// computes the products and searches for codes.
     pub fn new(
         source: &'a Weights,
         text: CalibrationText,
@@ -90,13 +94,13 @@ impl<'a> Calibrator<'a> {
         })
     }
 
-    /// Returns the lines for the log, and forgets them.
+    /// Returns the notes for the log, and clears them.
     pub fn notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Codes rows of a table that serves as the output head, `values` being `[rows, dim]` as the
-    /// source has them.
+    /// Quantises rows of a table that is used as the output head. `values` are the source's rows,
+    /// `[rows, dim]`.
     pub fn table_rows(
         &mut self,
         role: Role,
@@ -131,7 +135,8 @@ impl<'a> Calibrator<'a> {
         )
     }
 
-    /// Rows of the embedding table as they became: the text's tokens among them enter the stream.
+    /// Receives quantised rows of the embedding table. The embeddings of the text's tokens among
+    /// them become the start of the copy's residual stream.
     pub fn table_done(&mut self, rows: Range<usize>, matrix: &Matrix<'_>) {
         let (config, dim) = (self.source.config(), self.source.config().dim);
         self.made.par_chunks_mut(dim).zip(&self.text.tokens).for_each(|(x, token)| {
@@ -145,18 +150,18 @@ impl<'a> Calibrator<'a> {
         }
     }
 
-    /// Codes one of a layer's matrices. Asked in the order of the forward pass, each answer handed
-    /// back to [`Self::done`].
+    /// Quantises one matrix of a layer. Calls must follow the order of the forward pass, and each
+    /// result must be passed to [`Self::done`] before the next call.
     pub fn matrix(&mut self, role: Role, layer: usize) -> Result<Solved> {
         if !self.waiting.contains_key(&role) {
-            self.solve_beside(role, layer)?;
+            self.solve_with_siblings(role, layer)?;
         }
         self.waiting
             .remove(&role)
             .with_context(|| format!("no format is known for {}", role.short_name(layer)))
     }
 
-    /// Puts a matrix as it became, in this run or an earlier one, into the copy.
+    /// Replaces a matrix of the copy by its quantised form, from this run or an earlier one.
     pub fn done(&mut self, role: Role, layer: usize, matrix: Matrix<'static>) -> Result<()> {
         let (_, current) = self.reach(layer, role)?;
         current.made.replace(role, matrix);
@@ -164,31 +169,35 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// Returns the residual streams of the source and of the copy behind a layer that is done.
+    /// Returns the residual streams of the source and of the copy after a finished layer.
     pub fn streams(&mut self, layer: usize) -> Result<[&[f32]; 2]> {
         self.run_to((layer + 1, 0))?;
         Ok([&self.original, &self.made])
     }
 
-    /// Goes on behind a layer with both streams there, one after the other.
+    /// Continues after `layer`. `streams` has the source's residual stream after it, then the
+    /// copy's.
     pub fn go_on(&mut self, layer: usize, mut streams: Vec<f32>) -> Result<()> {
         let made = streams.split_off(streams.len() / 2);
-        ensure!(made.len() == self.made.len(), "the saved streams are those of another text");
+        ensure!(made.len() == self.made.len(), "the saved streams have the length of another text");
         (self.original, self.made) = (streams, made);
         (self.at, self.current) = ((layer + 1, 0), None);
         Ok(())
     }
 
-    /// Mean KL divergence of the made model's next tokens from the source's, over some of the
-    /// calibration text, in nats. `made` is the whole model that was written. An error of `heard`
-    /// stops it.
+    /// Returns the mean KL divergence of the written model's next tokens from the source's, in
+    /// nats.
+    ///
+    /// It is measured on a part of the calibration text. `made` is the whole written model. An
+    /// error returned by `heard` ends the measurement.
     pub fn divergence(
         &mut self,
         made: &Weights,
         heard: &mut dyn FnMut() -> Result<()>,
     ) -> Result<f64> {
         self.run_to((self.source.config().layers.len(), 0))?;
-        // Windows from all over the text, whose kinds may stand one after the other.
+        // Windows are picked from all over the text, because its kinds of text may be in separate
+        // parts.
         let size = self.text.window * self.source.config().dim;
         let step = (self.text.tokens.len() / MEASURED).max(1);
         let pick = |x: &[f32]| -> Vec<f32> {
@@ -201,8 +210,8 @@ impl<'a> Calibrator<'a> {
         ends.divergence(&original, &made_of_it, &head, heard)
     }
 
-    /// Brings both streams before the block of the step that reads a matrix. Returns the step and
-    /// the layer under way.
+    /// Runs both streams to the start of the block that reads the matrix `role`. Returns the step
+    /// that reads it, and the current layer.
     fn reach(&mut self, layer: usize, role: Role) -> Result<(usize, &mut Current<'a>)> {
         let steps = self.source.config().steps(layer);
         let step = step_of(&steps, role)?;
@@ -220,7 +229,7 @@ impl<'a> Calibrator<'a> {
         self.current.as_mut().context("just made")
     }
 
-    /// Runs both streams through blocks until they stand here.
+    /// Runs both streams through blocks until they reach the layer and step `to`.
     fn run_to(&mut self, to: (usize, usize)) -> Result<()> {
         while self.at < to {
             self.current()?;
@@ -241,8 +250,8 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
-    /// Solves the matrices that share a matrix's input, those aside that are done.
-    fn solve_beside(&mut self, role: Role, layer: usize) -> Result<()> {
+    /// Solves all matrices that read the same input as `role`, except those that are done.
+    fn solve_with_siblings(&mut self, role: Role, layer: usize) -> Result<()> {
         let (step, _) = self.reach(layer, role)?;
         let Some(Current { original, made, done }) = &self.current else { return Ok(()) };
         if let (Some(spec), true) = (self.source.config().experts, role.is_of_experts()) {
@@ -262,8 +271,8 @@ impl<'a> Calibrator<'a> {
         }
         let dim = self.source.config().dim;
         let format = |role: Role| Some((role, *self.formats.get(&(role, layer))?));
-        let beside = original.steps[step].matrices().into_iter().map(|(role, _)| role);
-        let open = beside.filter(|role| !done.contains(role)).filter_map(format);
+        let same_input = original.steps[step].matrices().into_iter().map(|(role, _)| role);
+        let open = same_input.filter(|role| !done.contains(role)).filter_map(format);
         let jobs: Vec<(Role, Format)> = open.filter(|(_, f)| f.code.is_integer()).collect();
         let Some(&(first, _)) = jobs.first() else { return Ok(()) };
         let cols = original.matrix(first).cols;
@@ -287,7 +296,8 @@ impl<'a> Calibrator<'a> {
             let Some(taken) = taken else { continue };
             let (factors, note) = taken.factor(&*self.device, transformed)?;
             self.notes.extend(note.map(|n| format!("input of {}: {n}", first.short_name(layer))));
-            // Side by side: a device is busier with more rows.
+            // All matrices are solved at the same time, because a GPU is used better with more
+            // rows.
             let solved: Result<Vec<(Role, Solved)>> = here
                 .into_par_iter()
                 .map(|(role, format)| {
@@ -308,7 +318,7 @@ impl<'a> Calibrator<'a> {
     }
 }
 
-/// Residual stream at the bottom: `[tokens, dim]`.
+/// Returns the embeddings of `tokens`, which are the first residual stream: `[tokens, dim]`.
 fn embed(config: &Config, table: &Matrix<'_>, tokens: &[Token]) -> Vec<f32> {
     let mut x = vec![0.0; tokens.len() * config.dim];
     x.par_chunks_mut(config.dim).zip(tokens).for_each(|(row, token)| {

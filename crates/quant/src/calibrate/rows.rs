@@ -1,9 +1,10 @@
-//! Row by row arithmetic of the calibration's forward pass, compiled for wide vectors where the
-//! machine has them. The same bits either way: [`math`] fixes the order of every sum.
+//! Arithmetic on single rows for the calibration's forward pass, compiled for AVX2 if the machine
+//! has it. Results have the same bits with and without it, because [`math`] fixes the order of
+//! every sum.
 
 use gemma_base::tensor::math;
 
-/// Defines functions whose bodies are compiled twice: as they are, and with AVX2 and FMA.
+/// Defines functions that are compiled twice: for the default instructions, and with AVX2 and FMA.
 macro_rules! vectorised {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $body:block)*) => {$(
         $(#[$doc])*
@@ -17,7 +18,7 @@ macro_rules! vectorised {
                     body($($arg),*)
                 }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: the machine has both, as just asked.
+                    // SAFETY: the condition above has checked that the machine has AVX2 and FMA.
                     return unsafe { wide($($arg),*) };
                 }
             }

@@ -1,4 +1,4 @@
-//! How much the end of the model minds noise in each of its matrices.
+//! Sensitivity of a model's predictions to noise in each of its matrices.
 
 use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back};
 use super::{CalibrationText, embed};
@@ -34,7 +34,7 @@ pub struct Sensitivity {
 /// the model's own predictions: tokens are then independent, with gradients of mean zero. Noise
 /// has the same share of each row's mean square.
 ///
-/// `heard` is told the share done after each layer of each pass.
+/// After each layer of each pass, `heard` is called with the finished share, from 0 to 1.
 pub fn survey(
     weights: &Weights,
     device: &Arc<dyn CodingDevice>,
@@ -86,7 +86,7 @@ pub fn survey(
             of_lookup += mean_square(&row) as f64 * math::sum_squares(&rows[&token]) as f64;
         }
     }
-    // One table for both: the product of its two gradients is left out.
+    // A shared table has two gradients. The product of the two is neglected.
     match weights.has_own_head() {
         true => sums.insert(0, (Role::Head, 0, of_head)),
         false => of_lookup += of_head,
@@ -149,8 +149,8 @@ pub fn final_hidden(
     Ok(norm_rows(&x, &weights.vector(Role::FinalNorm, 0)?, weights.config().eps))
 }
 
-/// Turns the products of a row with the head into the gradient of the log-likelihood of a token,
-/// which is sampled by `drawn`, from 0 to 1. `cap` is the limit of the logits.
+/// Replaces the logits of a row by the gradient of the log-likelihood of a sampled token. `drawn`,
+/// from 0 to 1, selects the token. `cap` is the limit of the logits.
 fn likelihood_back(row: &mut [f32], cap: Option<f32>, drawn: f64) {
     soft_cap(row, cap);
     let whole = math::log_sum_exp(row);
@@ -177,7 +177,7 @@ fn soft_cap(row: &mut [f32], cap: Option<f32>) {
     }
 }
 
-/// Where a model ends: the last norm and the head.
+/// The end of a model: the last norm and the head.
 pub struct Ends<'a> {
     pub weights: &'a Weights,
     pub device: &'a dyn CodingDevice,
@@ -185,9 +185,9 @@ pub struct Ends<'a> {
 }
 
 impl Ends<'_> {
-    /// Samples a token behind each position of the residual streams `x` after the last layer.
+    /// Samples the next token of each position, from the residual streams `x` after the last layer.
     /// Returns the gradient of their log-likelihood at `x`, and the squared gradients of the head
-    /// times the mean square of its rows. Positions without text before them count as nothing.
+    /// times the mean square of its rows. The first position of each window is skipped.
     fn backward(&self, x: &[f32], seed: u64) -> Result<(Vec<f32>, f64)> {
         let config = self.weights.config();
         let (head, norm) = (self.head()?, self.weights.vector(Role::FinalNorm, 0)?);
@@ -226,19 +226,22 @@ impl Ends<'_> {
         self.weights.matrix(if own { Role::Head } else { Role::Embed }, 0)
     }
 
-    /// Returns the rows whose logits are held at once, two sets of them.
+    /// Returns the number of rows processed at once. Two sets of their logits are in memory.
     fn rows_at_once(&self) -> usize {
         (LOGITS / 8 / self.weights.config().vocab).next_power_of_two().clamp(16, 1024)
     }
 
-    /// A prediction from BOS alone has no text to go by.
+    /// Returns whether a row is measured. The first row of a window predicts from BOS alone and is
+    /// not.
     fn counts(&self, row: usize) -> bool {
         !row.is_multiple_of(self.window)
     }
 
-    /// Mean KL divergence, in nats, of predictions from the stream `made` through the head `own`
-    /// from those that the source makes from `base`; both are residual streams behind the last
-    /// layer, `[tokens, dim]`. An error of `heard` stops it between two products.
+    /// Returns the mean KL divergence of the copy's predictions from the source's, in nats.
+    ///
+    /// `base` and `made` are the residual streams of the source and of the copy after the last
+    /// layer, `[tokens, dim]`. `own` is the copy's head. An error returned by `heard` ends the
+    /// computation.
     pub fn divergence(
         &self,
         base: &[f32],

@@ -1,15 +1,15 @@
-//! The text that calibration reads, as tokens in windows of equal length.
+//! The calibration text, as tokens in windows of equal length.
 
 use super::BATCH;
 use anyhow::{Result, ensure};
 use gemma_base::tensor::Token;
 use std::ops::Range;
 
-/// Chats, documentation and code of this project's own writing, with control tokens as in Gemma's
+/// Chats, documentation and code, written for this project, with control tokens as in Gemma's
 /// turns.
 pub const BUILT_IN: &str = include_str!("../../../../quant/calibration.txt");
 
-/// Windows that each begin with BOS.
+/// Windows of tokens that each begin with BOS.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CalibrationText {
     /// `[windows, window]`
@@ -18,8 +18,8 @@ pub struct CalibrationText {
 }
 
 impl CalibrationText {
-    /// Cuts at most `windows` pieces out of a long run of tokens, spread evenly over it. A short
-    /// run makes one short window.
+    /// Cuts a long run of tokens into at most `windows` windows that are spread evenly over it. A
+    /// short run makes one short window.
     pub fn cut(
         run: &[Token],
         bos: Token,
@@ -39,7 +39,7 @@ impl CalibrationText {
         Ok(CalibrationText { tokens: (0..n).flat_map(piece).collect(), window: body + 1 })
     }
 
-    /// Runs of whole windows of about [`BATCH`] tokens, as token ranges.
+    /// Iterates over token ranges of about [`BATCH`] tokens that consist of whole windows.
     pub(super) fn batches(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (step, len) = ((BATCH / self.window).max(1) * self.window, self.tokens.len());
         (0..len).step_by(step).map(move |start| start..len.min(start + step))

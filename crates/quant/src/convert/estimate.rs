@@ -14,8 +14,8 @@ use std::time::Instant;
 /// Weights of a sample for each thread.
 const SAMPLE: usize = 256 << 10;
 
-/// Returns the seconds that rounding to nearest takes. Codes, decodes and hashes a sample of each
-/// format. Excludes reading and writing files, and calibration.
+/// Returns the estimated seconds of a conversion that rounds to nearest. Codes, decodes and hashes
+/// a sample of each format. Does not include reading and writing files, nor calibration.
 pub fn seconds(plan: &QuantPlan, nearest: &mut Nearest) -> Result<f64> {
     let mut formats: Vec<(Format, Vec<&TensorPlan>)> = Vec::new();
     for entry in plan.layout.entries.iter().filter(|e| e.role.is_matrix()) {
@@ -38,7 +38,7 @@ fn seconds_per_weight(format: Format, entry: &TensorPlan, nearest: &mut Nearest)
     let threads = nearest.threads;
     let tiles = (SAMPLE / entry.cols / TILE_ROWS).max(1);
     let rows = (TILE_ROWS * tiles * threads).min(entry.rows);
-    // Random weights serve, because the time does not depend on their values.
+    // Random weights are sufficient, because the time does not depend on their values.
     let mut random = SmallRng::seed_from_u64(1);
     let values: Vec<f32> = (0..rows * entry.cols).map(|_| random.random_range(-1.0..1.0)).collect();
     let start = Instant::now();

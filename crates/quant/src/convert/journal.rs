@@ -1,5 +1,7 @@
-//! Journal of a conversion: one line for the header, for each finished tensor and for the finished
-//! rows of a large one, from which the next run resumes. A line is JSON, a space and a digest.
+//! Journal of a conversion, from which the next run resumes.
+//!
+//! It has one line for the header, for each finished tensor and for the finished rows of a large
+//! tensor. A line is JSON, a space and a digest.
 
 use super::staging::open_staged;
 use crate::layout::{ArtifactLayout, TensorPlan};
@@ -20,23 +22,24 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SourceFile {
     name: String,
-    /// SHA-256; for weight files, that of their length and of samples ([`Checkpoint::digest`]).
+    /// SHA-256 of the file. For weight files, SHA-256 of their length and of samples, see
+    /// [`Checkpoint::digest`].
     sha256: String,
 }
 
-/// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
-/// except `spelling` and `stamps`.
+/// Everything that determines the bytes of the result. A run resumes an earlier one only if both
+/// headers are equal, except for `spelling` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHeader {
     journal: u32,
     version: String,
     source: Vec<SourceFile>,
-    /// Stamps of the weight files. If they differ, the samples in `source` do not prove that the
-    /// weights are the same, and the finished tensors must be compared.
+    /// Stamps of the weight files. If they differ from the current ones, equal samples in `source`
+    /// do not prove that the weights are equal. The finished tensors must then be compared.
     stamps: Vec<Stamp>,
     recipe: String,
-    /// The options that chose the recipe, for messages. Other options with the same layout resume
-    /// the run.
+    /// Options of the command line that chose the recipe, for messages. A run with other options
+    /// may resume this one if its layout is the same.
     #[serde(default, rename = "asked")]
     spelling: String,
     recipe_sha256: String,
@@ -59,8 +62,8 @@ impl JournalHeader {
         for e in &plan.layout.entries {
             hash.update(format!("{} {}\n", e.name, e.target));
         }
-        // Stamps are read before the bytes. After a change in between, the stamp is too old and
-        // never too new.
+        // Stamps are read before the bytes. If a file changes in between, its stamp is too old, and
+        // the change is detected later.
         let stamps = checkpoint.stamps()?;
         let mut source = Vec::new();
         let weights = checkpoint.weight_files().iter().map(String::as_str);
@@ -121,7 +124,8 @@ impl JournalHeader {
         if self.spelling != other.spelling { other.spelling() } else { "with other options".into() }
     }
 
-    /// Returns the options that chose the recipe, as a part of a sentence.
+    /// Returns the options that chose the recipe, as the end of a sentence that begins with "was
+    /// begun".
     fn spelling(&self) -> String {
         if self.spelling.is_empty() {
             format!("with --recipe {}", self.recipe)
@@ -175,8 +179,8 @@ pub struct JournalState {
     pub done: Vec<FinishedTensor>,
     /// Finished rows of the next tensor.
     pub rows: Option<FinishedRows>,
-    /// Whether the source was written, copied or moved since. Its tensors must then be compared
-    /// with `done`.
+    /// Whether the source was written, copied or moved since then. Its tensors must then be
+    /// compared with `done`.
     pub is_moved: bool,
 }
 
@@ -216,7 +220,7 @@ impl Journal {
                 found.is_moved = !header.has_stamps_of(&begun);
                 let mut places = places(layout).peekable();
                 for line in lines {
-                    // A line that does not fit was truncated or damaged. Its tensor and all later
+                    // A line that does not match was truncated or damaged. Its tensor and all later
                     // ones are converted again.
                     match (parse(line), places.peek()) {
                         (Some(Line::Tensor(done)), Some((e, offset)))
@@ -247,7 +251,7 @@ impl Journal {
         Ok((journal, found))
     }
 
-    /// Rewrites the journal with this header and these tensors.
+    /// Replaces the content of the journal by this header and these tensors.
     pub fn keep(&mut self, header: &JournalHeader, done: &[FinishedTensor]) -> Result<()> {
         self.cut(0)?;
         self.push(header)?;
@@ -289,7 +293,8 @@ fn parse<T: DeserializeOwned>(line: &[u8]) -> Option<T> {
     serde_json::from_str(json).ok()
 }
 
-/// Returns the refusal to resume a run that was started differently. `path` is its journal.
+/// Returns the error for an earlier run with other options or another source. `path` is its
+/// journal. `begun` is its difference, as the end of a sentence that begins with "was begun".
 pub fn other_run(path: &Path, begun: &str) -> Fault {
     let directory = path.parent().unwrap_or(path).display();
     Fault::usage(format!("{directory} was begun {begun}"))
@@ -308,8 +313,8 @@ pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64
     })
 }
 
-/// Returns the number of finished tensors in the journal at `path`; `None` if there are no finished
-/// rows either.
+/// Returns the number of finished tensors in the journal at `path`. Returns `None` if it has
+/// neither finished tensors nor finished rows.
 pub fn count(path: &Path) -> Option<usize> {
     let mut text = Vec::new();
     open_staged(path)?.read_to_end(&mut text).ok()?;

@@ -1,5 +1,7 @@
-//! The conversion: reads rows of one tensor after the other, writes codes and scales, and records
-//! each finished tensor, and now and again finished rows, in the journal.
+//! The conversion of a model.
+//!
+//! It reads the rows of one tensor after the other, and writes codes and scales. The journal
+//! records each finished tensor, and at intervals the finished rows.
 //!
 //! `tensor.rs` converts one tensor, `resume.rs` checks the work of an interrupted run, `staging.rs`
 //! holds the files until the result is complete.
@@ -30,20 +32,21 @@ use staging::{StagedFile, Staging, check_destination, check_space, partial_of, s
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes after which finished tensors are synced to disk. Norms wait for the next matrix.
+/// Bytes after which finished tensors are synced to disk. Norms are small and are synced together
+/// with the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Time after which finished rows are noted in the journal. A run that is killed loses so much
-/// work, and the rows that were being converted.
+/// Interval at which finished rows are recorded in the journal. A killed run loses the work of at
+/// most this interval, and the rows that were being converted.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 
-/// Progress of a conversion. It is reported at the start of a tensor, after each chunk of its rows
-/// and at its end, and once for a tensor of an earlier run.
+/// Progress of a conversion. It is reported at the start of each tensor, after each chunk of its
+/// rows and at its end. A tensor of an earlier run is reported once.
 #[derive(Clone, Debug)]
 pub struct QuantProgress<'a> {
-    /// The current tensor; `None` while the result is read back.
+    /// The current tensor; `None` while the result is verified.
     pub entry: Option<&'a TensorPlan>,
-    /// Finished weights.
+    /// Converted weights.
     pub done: u64,
     /// All weights.
     pub total: u64,
@@ -53,7 +56,7 @@ pub struct QuantProgress<'a> {
 
 type Tell<'a> = &'a mut dyn FnMut(QuantProgress<'_>) -> Result<()>;
 
-/// The remains of an earlier run of the same destination.
+/// The unfinished result of an earlier run with the same destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     pub path: PathBuf,
@@ -61,7 +64,7 @@ pub struct Unfinished {
     pub done: usize,
 }
 
-/// Returns the remains of an earlier run if it ended before `dst` was complete.
+/// Returns the result of an earlier run that ended before `dst` was complete, if there is one.
 pub fn unfinished(dst: &Path) -> Option<Unfinished> {
     let path = partial_of(dst);
     count(&path.join("journal")).map(|done| Unfinished { path, done })
@@ -90,9 +93,9 @@ pub fn quantize(
 /// Converts `source` into `dst`. `dst` is a directory that is empty or does not exist, or a GGUF
 /// file that does not exist.
 ///
-/// The same source, plan and solver give the same bytes with any options and any number of
-/// interruptions. After an error, also one from `tell`, finished tensors and rows are kept for the
-/// next run, unless the source is at fault.
+/// The same source, plan and solver produce the same bytes, with any options and any number of
+/// interruptions. After an error, including one returned by `tell`, finished tensors and rows are
+/// kept for the next run, unless the error is in the source.
 pub fn run(
     source: &Weights,
     dst: &Path,
@@ -123,7 +126,7 @@ pub fn run(
         saved: Instant::now(),
     };
     let result = run.all(&header, found, dst);
-    // Windows keeps the name of a file, and so its directory, until the file is closed.
+    // On Windows, a directory cannot be moved or removed while a file in it is open.
     drop(run);
     match result {
         Ok(report) => {
@@ -144,8 +147,8 @@ pub fn run(
     }
 }
 
-/// Verifies the written files before they are published. The next run detects damaged tensors and
-/// converts them again.
+/// Verifies the written files before they are published. After an error, the next run detects
+/// damaged tensors and converts them again.
 fn check_written(
     staging: &Staging,
     plan: &QuantPlan,
@@ -158,8 +161,8 @@ fn check_written(
     verify(&written, options.threads, &mut |_| tell(reading.clone())).map(|_| ())
 }
 
-/// Refuses a source with quantised weights that would be rounded again. Packed weights that keep
-/// their format pass, because they lose nothing.
+/// Returns an error for a source with quantised weights that would be rounded again. Packed weights
+/// that keep their format are accepted, because they are copied without loss.
 pub fn check_source(
     checkpoint: &Checkpoint,
     plan: &QuantPlan,
@@ -197,7 +200,7 @@ struct Run<'a> {
     weights: u64,
     /// Bytes written since the last sync.
     unsynced: u64,
-    /// When finished rows were noted last.
+    /// Time of the last record of finished rows.
     saved: Instant,
 }
 
@@ -274,7 +277,7 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// Writes the missing tensors of a shard. The first one may have been begun.
+    /// Converts the missing tensors of a shard. Some rows of the first one may exist already.
     fn shard(
         &mut self,
         shard: usize,
@@ -288,7 +291,7 @@ impl Run<'_> {
             entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
         let path = self.staging.files().join(plan.layout.file(shard));
         let Some(&(_, offset)) = missing.first() else {
-            // A damaged file may go on behind its last tensor.
+            // A damaged file may have bytes after its last tensor.
             let end = entries().map(|(_, (e, offset))| offset + e.bytes()).max().unwrap_or(0);
             return StagedFile::open(&path, header.len() as u64 + end)?.sync();
         };
@@ -317,7 +320,7 @@ impl Run<'_> {
             };
             self.unsynced += bytes;
             let durable = self.unsynced >= SYNC_BYTES;
-            // The data must be written before the journal names it.
+            // The data must be written before the journal records it.
             if durable { file.sync() } else { file.flush() }?;
             self.journal.push(&line)?;
             if durable {

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use std::io::Read;
 use std::ops::AddAssign;
 
-/// A tensor of which some rows are finished.
+/// A tensor that is converted in part.
 #[derive(Default)]
 pub struct BegunTensor {
     pub rows: usize,
@@ -26,12 +26,12 @@ pub struct BegunTensor {
     pub sums: ErrorSums,
 }
 
-/// Sums over the rows of a tensor.
+/// Sums over rows of a tensor.
 #[derive(Clone, Copy, Default)]
 pub struct ErrorSums {
-    /// Squared errors.
+    /// Sum of squared errors.
     pub error: f64,
-    /// Squares.
+    /// Sum of squared weights.
     pub power: f64,
 }
 
@@ -43,8 +43,8 @@ impl AddAssign<(f64, f64)> for ErrorSums {
 }
 
 impl Run<'_> {
-    /// Returns whether the source is the same as when `header` was made. A new stamp alone is no
-    /// change, because a link or other permissions cause one.
+    /// Returns whether the source is the same as when `header` was written. A different stamp alone
+    /// is not a change, because a new link or new permissions also change it.
     pub(super) fn is_source_unchanged(
         &self,
         checkpoint: &Checkpoint,
@@ -63,8 +63,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Returns the SHA-256 of a tensor as the source stores it, see
-    /// [`FinishedTensor::source_sha256`].
+    /// Returns the SHA-256 of a tensor of the source, see [`FinishedTensor::source_sha256`].
     pub(super) fn source_hash(&self, entry: &TensorPlan) -> Result<String> {
         let reader = SourceTensor::open(self.source, entry)?;
         let hash = match (entry.target, &reader) {
@@ -85,7 +84,7 @@ impl Run<'_> {
         Ok(hex(hash.finalize()))
     }
 
-    /// Returns whether a finished tensor is in its place, byte for byte.
+    /// Returns whether the bytes of a finished tensor are in its file at `offset`.
     pub(super) fn is_written(
         &self,
         line: &FinishedTensor,
@@ -96,7 +95,8 @@ impl Run<'_> {
         Ok(found.is_some_and(|(hash, _)| hex(hash.finalize()) == line.sha256))
     }
 
-    /// Counts a finished tensor, and hands it to the solver if that has not `seen` it.
+    /// Adds a finished tensor to the progress. Passes it to the solver unless `seen` says that the
+    /// restored state includes it.
     pub(super) fn resume(
         &mut self,
         line: &FinishedTensor,
@@ -117,8 +117,8 @@ impl Run<'_> {
         self.say(entry, Some(line.relative_error))
     }
 
-    /// Returns the tensor of which rows are finished; `None` if they are not in their place, byte
-    /// for byte.
+    /// Returns a tensor that is finished in part. Returns `None` if the bytes of its finished rows
+    /// are not in the file.
     pub(super) fn resume_rows(
         &mut self,
         line: &FinishedRows,
@@ -157,8 +157,8 @@ impl Run<'_> {
         Ok(Some(BegunTensor { rows, written, source_hash, sums: ErrorSums { error, power } }))
     }
 
-    /// Hashes the first bytes of a tensor in its file, and returns them if `whole` is set. Returns
-    /// `None` if the file does not hold them.
+    /// Hashes the first bytes of a tensor in its file. Returns them too if `whole` is set. Returns
+    /// `None` if the file is shorter.
     fn written(
         &self,
         entry: &TensorPlan,
@@ -191,7 +191,7 @@ impl Run<'_> {
         Ok(Some((hash, bytes)))
     }
 
-    /// Returns the first rows of a matrix from their bytes in the file.
+    /// Returns the first rows of a packed matrix. `bytes` are their bytes in the file.
     fn packed<'b>(
         &self,
         entry: &TensorPlan,

@@ -1,4 +1,4 @@
-//! Writer of one tensor, in the layout of the artifact or of a GGUF file.
+//! Writer of one tensor, in the layout of an artifact or of a GGUF file.
 
 use super::staging::StagedFile;
 use crate::layout::TensorPlan;
@@ -11,15 +11,15 @@ use std::path::Path;
 /// Rows converted to GGUF blocks at once.
 const ROWS: usize = 1024;
 
-/// The rows of a tensor that are written.
+/// The rows of a tensor that are written already.
 #[derive(Default)]
 pub struct WrittenRows {
     /// Hash of the bytes in the file.
     pub hash: Sha256,
     pub bytes: u64,
-    /// The side, which is written after the codes.
+    /// The scales, which are written after the codes.
     pub side: Vec<u8>,
-    /// Bytes of the side that are in the staging directory.
+    /// Number of bytes of the scales that are saved in the staging directory.
     pub side_saved: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct TensorWriter<'a> {
 }
 
 impl<'a> TensorWriter<'a> {
-    /// Returns a writer of the rows after the written ones.
+    /// Returns a writer that continues after the rows `written`.
     pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile, written: WrittenRows) -> Self {
         TensorWriter { entry, file, written }
     }
@@ -54,7 +54,10 @@ impl<'a> TensorWriter<'a> {
             Some(_) => {
                 for start in (0..matrix.rows).step_by(ROWS) {
                     let rows = start..(start + ROWS).min(matrix.rows);
-                    self.put(&types::encode(matrix, rows).context("no such blocks are written")?)?;
+                    self.put(
+                        &types::encode(matrix, rows)
+                            .context("no encoder for this type of block")?,
+                    )?;
                 }
                 Ok(())
             }
@@ -74,7 +77,7 @@ impl<'a> TensorWriter<'a> {
         self.put(bytemuck::cast_slice(&values))
     }
 
-    /// Syncs the written rows to disk, their scales to a file of their own. Returns the SHA-256 of
+    /// Syncs the written rows to disk, and their scales to a separate file. Returns the SHA-256 of
     /// both.
     pub fn save(&mut self, side: &Path) -> Result<String> {
         self.file.sync()?;
@@ -86,7 +89,7 @@ impl<'a> TensorWriter<'a> {
         Ok(gemma_base::util::hex(hash.clone().chain_update(scales).finalize()))
     }
 
-    /// Returns the numbers of bytes that are written, and of the scales.
+    /// Returns the bytes written so far, and the bytes of the scales.
     pub fn sizes(&self) -> [u64; 2] {
         [self.written.bytes, self.written.side.len() as u64]
     }

@@ -1,5 +1,6 @@
-//! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
-//! a checkpoint of 54 GB stays mapped.
+//! Tensors of the source as f32, read some rows at a time.
+//!
+//! They are read by `pread`, so that no part of a checkpoint of 54 GB stays mapped.
 
 use crate::layout::TensorPlan;
 use anyhow::{Context, Result};
@@ -10,10 +11,10 @@ use gemma_model::models::Weights;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
-/// Weights read at once. It bounds the memory of the stored bytes.
+/// Weights read at once. It bounds the memory for stored bytes.
 const PIECE: usize = 1 << 20;
 
-/// Receives the stored bytes and their values, piece by piece.
+/// Called for each piece with its stored bytes and its values.
 pub type Take<'a> = &'a mut dyn FnMut(&[u8], &[f32]) -> Result<()>;
 
 /// One tensor of the source.
@@ -23,7 +24,7 @@ pub enum SourceTensor<'a> {
         entry: &'a TensorPlan,
         dtype: Dtype,
     },
-    /// The source stores it in a format of this program.
+    /// A tensor that the source stores in a packed format of this program.
     Packed {
         entry: &'a TensorPlan,
         matrix: Matrix<'a>,
@@ -45,7 +46,8 @@ impl<'a> SourceTensor<'a> {
         }
     }
 
-    /// Returns some rows as f32, all finite. Adds the stored bytes to `hash`.
+    /// Returns some rows as f32. Refuses values that are not finite. Adds the stored bytes to
+    /// `hash`.
     pub fn rows(&self, rows: Range<usize>, hash: &mut Sha256) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         self.pieces(rows, &mut |bytes, values| {
@@ -56,8 +58,8 @@ impl<'a> SourceTensor<'a> {
         Ok(out)
     }
 
-    /// Passes some rows to `each`, piece by piece: the stored bytes (for packed weights, the values
-    /// as bytes) and the values.
+    /// Calls `each` for each piece of some rows, with its stored bytes and its values. For packed
+    /// weights, the bytes are those of the decoded values.
     pub fn pieces(&self, rows: Range<usize>, each: Take<'_>) -> Result<()> {
         let (mut bytes, mut values) = (Vec::new(), Vec::new());
         match self {
@@ -86,8 +88,8 @@ impl<'a> SourceTensor<'a> {
     }
 }
 
-/// Refuses values that are not finite, because one of them would spoil a whole row. `start` is the
-/// index of the first value in the tensor.
+/// Refuses values that are not finite, because one of them makes a whole row useless. `start` is
+/// the index of the first value in the tensor.
 fn check(entry: &TensorPlan, start: usize, values: &[f32]) -> Result<()> {
     let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     let place = match entry.role.is_matrix() {

@@ -1,10 +1,11 @@
-//! Staging directory of a conversion. The destination DST appears complete or not at all.
+//! Staging directory of a conversion. Because of it, the destination DST appears complete or not at
+//! all.
 //!
-//! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists
-//! the finished tensors and rows, `side` holds the scales of the latter, `state` the solver's,
-//! and one process at a time holds `lock`. In a directory that others can write to, such as /tmp,
-//! another user may have made `.DST.partial`. It must therefore belong to this user, and no file in
-//! it is opened through a symbolic link.
+//! During the run, all files are in `.DST.partial` in the same directory: `files/` becomes DST,
+//! `journal` lists the finished tensors and rows, `side` has the scales of the finished rows,
+//! `state` has the solver's state, and `lock` is locked by the one process that may use it. In a
+//! directory that others can write to, such as /tmp, another user may have made `.DST.partial`. It
+//! must therefore belong to this user, and no file in it is opened through a symbolic link.
 
 use anyhow::{Context, Result};
 use gemma_base::error::{Fault, Kind};
@@ -15,7 +16,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Refuses a destination that is not empty or cannot be made. With `file`, it must not exist.
+/// Refuses a destination that is not empty or cannot be made. With `file`, the destination must not
+/// exist.
 pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
     let shown = dst.display();
     if file && dst.symlink_metadata().is_ok() {
@@ -71,14 +73,14 @@ fn appeared(result: &Path, dst: &Path) -> Fault {
     ))
 }
 
-/// Returns the staging directory beside `dst`.
+/// Returns the staging directory, which is in the same directory as `dst`.
 pub fn partial_of(dst: &Path) -> PathBuf {
     let name = dst.file_name().unwrap_or_default().to_string_lossy();
     dst.with_file_name(format!(".{name}.partial"))
 }
 
 /// Removes the staging directory of a run that was killed after it had moved its result to `dst`.
-/// The run may have removed any part of the directory already.
+/// That run may have removed parts of the directory already.
 pub fn sweep(dst: &Path) {
     let root = partial_of(dst);
     let is_empty = |directory: &Path| fs::read_dir(directory).map(|mut all| all.next().is_none());
@@ -88,19 +90,20 @@ pub fn sweep(dst: &Path) {
     };
     let is_there = dst.is_file() || is_empty(dst).is_ok_and(|is_empty| !is_empty);
     if is_moved && is_there && os::is_own_directory(&root).unwrap_or(false) {
-        // The directory is only clutter, so an error does no harm.
+        // A directory that stays does no harm, so errors are ignored.
         if let Ok(staging) = Staging::lock(root, dst) {
             staging.discard();
         }
     }
 }
 
-/// Opens a file of a staging directory to read. `None` if it is missing, a link or not a file.
+/// Opens a file of a staging directory for reading. Returns `None` if it is missing, a link or not
+/// a file.
 pub fn open_staged(path: &Path) -> Option<File> {
     os::open_no_link(File::options().read(true), path).ok()
 }
 
-/// The staging directory, locked for this process while the value lives.
+/// The staging directory, which is locked by this process until the value is dropped.
 pub struct Staging {
     root: PathBuf,
     _lock: Lock,
@@ -110,12 +113,12 @@ fn ignore_existing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
-/// Refuses a path that is no directory or belongs to another user.
+/// Refuses a path that is not a directory or belongs to another user.
 fn check_own(directory: &Path) -> Result<()> {
     let shown = directory.display();
     let is_own = os::is_own_directory(directory).with_context(|| format!("looking at {shown}"))?;
     if !is_own {
-        let fault = Fault::usage(format!("{shown} is no directory of yours"));
+        let fault = Fault::usage(format!("{shown} is not a directory of this user"));
         return Err(fault.help("choose a destination in a directory of your own").into());
     }
     Ok(())
@@ -126,14 +129,14 @@ struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing is not enough: a child process that is just starting may hold a copy of the
-        // descriptor.
+        // Closing is not enough to unlock: a child process that is just starting may have a copy of
+        // the descriptor.
         let _ = os::unlock(&self.0);
     }
 }
 
 impl Staging {
-    /// Makes or reopens the directory. Refuses one that another process uses.
+    /// Creates the directory or opens an existing one. Refuses one that another process uses.
     pub fn open(dst: &Path) -> Result<Staging> {
         let root = partial_of(dst);
         let failed = || format!("creating {}", root.display());
@@ -179,12 +182,12 @@ impl Staging {
         self.root.join("journal")
     }
 
-    /// Returns the file of the scales of finished rows, whose tensor is not finished.
+    /// Returns the file with the scales of finished rows of an unfinished tensor.
     pub fn side(&self) -> PathBuf {
         self.root.join("side")
     }
 
-    /// Returns the file of the solver's state behind a complete layer.
+    /// Returns the file with the solver's state after a complete layer.
     pub fn state(&self) -> PathBuf {
         self.root.join("state")
     }
@@ -204,8 +207,9 @@ impl Staging {
             .with_context(|| format!("emptying {}", files.display()))
     }
 
-    /// Moves the files, or the only file, to the destination, and then removes the rest. A file or
-    /// directory that has appeared there stays, and so does the result.
+    /// Moves the files, or the only file, to the destination, and removes the rest. A file or
+    /// directory that has appeared at the destination is not replaced. The result then stays in the
+    /// staging directory.
     pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| {
             os::sync_directory(dir).with_context(|| format!("syncing {}", dir.display()))
@@ -214,7 +218,7 @@ impl Staging {
         sync(&files)?;
         let (moved, result) = match file.map(|name| files.join(name)) {
             Some(file) => (rename_new(&file, dst), file),
-            // A directory replaces an empty directory and nothing else.
+            // A rename replaces an empty directory, and fails for anything else.
             None => (fs::rename(&files, dst), files),
         };
         use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
@@ -234,10 +238,10 @@ impl Staging {
 
     /// Removes the staging directory.
     pub fn discard(self) {
-        // The result does not depend on it, and a later run removes the rest.
+        // Errors are ignored: the result is complete, and a later run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
         if cfg!(windows) {
-            // A file system may keep the name of the lock until it is closed.
+            // The name of the lock may remain until the file is closed.
             drop(self._lock);
             let _ = fs::remove_dir(self.root);
         }
@@ -248,7 +252,7 @@ impl Staging {
 pub struct StagedFile {
     file: BufWriter<File>,
     path: PathBuf,
-    /// Name of the content, for errors.
+    /// Name of the current tensor, for errors.
     label: String,
 }
 
@@ -286,7 +290,7 @@ impl StagedFile {
         self.check(flushed)
     }
 
-    /// Flushes the file and syncs it to disk. A full disk may cause an error only here.
+    /// Flushes the file and syncs it to disk. The error of a full disk may appear only here.
     pub fn sync(&mut self) -> Result<()> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
         self.check(synced)

@@ -1,5 +1,7 @@
-//! The state of a solver behind a complete layer. With it, the next run need not compute the layers
-//! before that again. The file begins with a line of JSON; little-endian f32 follow.
+//! Saved state of a solver after a complete layer.
+//!
+//! With it, a resumed run does not compute the layers up to there again. The file begins with a
+//! line of JSON, followed by little-endian f32 values.
 
 use super::Run;
 use super::journal::FinishedTensor;
@@ -12,7 +14,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Most bytes of the first line.
+/// Limit for the bytes of the first line.
 const LONGEST_LINE: u64 = 1 << 10;
 
 /// The first line of the file.
@@ -26,9 +28,11 @@ struct StateHeader {
 }
 
 impl Run<'_> {
-    /// Saves the solver's state behind a layer, whose last tensor is the last of `done`, if the
-    /// disk has room for it and the rest of the result. Without the file the next run takes longer,
-    /// so an error of writing does not end this one.
+    /// Saves the solver's state after `layer`. The last entry of `done` must be the last tensor of
+    /// this layer.
+    ///
+    /// Does nothing if the disk has no room for the state and the rest of the result. Errors of
+    /// writing are ignored, because a resumed run only takes longer without the file.
     pub(super) fn save_state(&mut self, layer: usize, done: &[FinishedTensor]) -> Result<()> {
         let basis = self.basis(done);
         let parts = self.solver.state(layer)?;
@@ -57,8 +61,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Hands the solver the state that an earlier run saved behind some of these tensors. Returns
-    /// the number of tensors that the solver need not see again.
+    /// Restores the solver's state that an earlier run saved after some of the tensors `done`.
+    /// Returns the number of tensors that the state includes.
     pub(super) fn restore_state(&mut self, done: &[FinishedTensor]) -> Result<usize> {
         let Some((header, values)) = read(&self.staging.state()) else { return Ok(0) };
         let entries = &self.plan.layout.entries;
@@ -74,7 +78,7 @@ impl Run<'_> {
         Ok(last + 1)
     }
 
-    /// Returns the SHA-256 of everything that a state depends on.
+    /// Returns the SHA-256 of everything that the state after the tensors `done` depends on.
     fn basis(&self, done: &[FinishedTensor]) -> String {
         let mut hash = Sha256::new_with_prefix(self.solver.name());
         for line in done {
@@ -85,7 +89,7 @@ impl Run<'_> {
     }
 }
 
-/// Reads a state; `None` if there is none or if it is damaged.
+/// Reads a state. Returns `None` if there is none or if it is damaged.
 fn read(path: &Path) -> Option<(StateHeader, Vec<f32>)> {
     let mut file = BufReader::new(open_staged(path)?);
     let mut line = Vec::new();

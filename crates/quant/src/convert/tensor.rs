@@ -19,8 +19,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 impl Run<'_> {
-    /// Appends one tensor, or the missing rows of it, to its file. Returns the SHA-256 of the
-    /// written bytes, that of the source and the relative error.
+    /// Writes one tensor, or its missing rows, to its file. Returns the SHA-256 of the written
+    /// bytes, the SHA-256 of the source's bytes, and the relative error.
     pub(super) fn tensor(
         &mut self,
         entry: &TensorPlan,
@@ -39,7 +39,7 @@ impl Run<'_> {
         }
     }
 
-    /// Copies the bytes of the source.
+    /// Copies the bytes of a plain tensor from the source.
     fn copy(
         &mut self,
         entry: &TensorPlan,
@@ -61,7 +61,7 @@ impl Run<'_> {
         (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
     }
 
-    /// Copies the codes and scales of the source.
+    /// Copies the codes and scales of a packed tensor from the source.
     fn repeat(
         &mut self,
         entry: &TensorPlan,
@@ -74,8 +74,9 @@ impl Run<'_> {
     }
 
     /// Writes the codes of each chunk, then all scales. The next chunk is read while one is
-    /// converted. An error from `tell` stops the conversion between two chunks, but not after the
-    /// last one. Finished chunks are noted in the journal then, and now and again.
+    /// converted. An error returned by `tell` stops the conversion between two chunks, but not
+    /// after the last one. Finished rows are recorded in the journal at that point and every
+    /// [`SAVE_EVERY`].
     fn convert(
         &mut self,
         entry: &TensorPlan,
@@ -90,7 +91,7 @@ impl Run<'_> {
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            // A kill loses a chunk.
+            // A killed run loses one chunk, so a chunk must take only about a second.
             false if format.code.is_trellis() => {
                 let weights = self.solver.at_once(self.options.threads);
                 let tiles = weights / entry.cols / TILE_ROWS;

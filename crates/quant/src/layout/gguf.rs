@@ -1,8 +1,9 @@
-//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding.
+//! GGUF output: one file, which llama.cpp reads too, for formats that it can store without
+//! rounding.
 //!
-//! int4 and int8 codes become Q4_0 and Q8_0 if their group is a multiple of 32; the scale of the
-//! group is repeated. Floats stay as they are. Norms become the factors that llama.cpp expects: the
-//! architecture's number is added to the stored ones.
+//! int4 and int8 codes become Q4_0 and Q8_0 if their group is a multiple of 32. The scale of the
+//! group is repeated in each block. Floats are copied. The architecture's constant is added to
+//! norms, because llama.cpp expects the final factors.
 
 use super::{StoredTensor, TargetFormat};
 use anyhow::Result;
@@ -17,7 +18,7 @@ use gemma_model::models::{Role, TensorSpec};
 /// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";
 
-/// Returns the code of a tensor, or an error if no GGUF type holds it.
+/// Returns the code of a tensor in the file, or an error if no GGUF type can store it.
 pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Code> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
@@ -25,7 +26,7 @@ pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
             use --recipe int4";
         Err(Fault::usage(what).help(help).into())
     };
-    // Routers are floats wherever llama.cpp writes them.
+    // llama.cpp stores routers as floats in all files.
     if !role.is_matrix() || role == Role::Router {
         return if target.is_packed() { refuse() } else { Ok(Code::F32) };
     }
@@ -61,7 +62,7 @@ pub fn part(spec: &TensorSpec, code: Code) -> StoredTensor {
     }
 }
 
-/// Returns a tensor as the file's header names it.
+/// Returns the entry of a tensor in the file's header.
 pub fn tensor(spec: &TensorSpec, code: Code) -> Tensor {
     Tensor { name: tensor_name(spec.role, spec.layer), code, shape: spec.shape() }
 }
@@ -74,7 +75,7 @@ pub fn header(keys: &Keys, tensors: &[(TensorSpec, Code)]) -> Vec<u8> {
         let matrices = tensors.iter().filter(|(spec, code)| is_of(*code) && spec.is_matrix());
         matrices.map(|(spec, _)| spec.size()).sum::<usize>()
     };
-    // llama.cpp numbers a file by the type of most of its weights.
+    // The key has the type of most of the weights, as in files of llama.cpp.
     let mostly = [("F32", 0), ("F16", 1), ("Q4_0", 2), ("Q8_0", 7), ("BF16", 32)];
     keys.u32(
         "general.file_type",

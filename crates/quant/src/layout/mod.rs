@@ -1,4 +1,4 @@
-//! Layout of an artifact, to the byte, known before anything is written.
+//! Layout of an artifact, exact to the byte, computed before anything is written.
 
 mod gguf;
 
@@ -27,16 +27,17 @@ impl StoredTensor {
     }
 }
 
-/// The format that a tensor gets.
+/// The format to which a tensor is converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetFormat {
-    /// The source's values, copied in this type.
+    /// The source's values, copied in this data type.
     AsIs(Dtype),
     Format(Format),
 }
 
 impl TargetFormat {
-    /// Returns whether the tensor is stored as codes and scales. Floats keep the source's name.
+    /// Returns whether the tensor is stored as codes and scales. Floats keep their name in the
+    /// source.
     pub fn is_packed(self) -> bool {
         matches!(self, TargetFormat::Format(f) if f.code.is_integer() || f.hadamard)
     }
@@ -51,7 +52,7 @@ impl std::fmt::Display for TargetFormat {
     }
 }
 
-/// A tensor of the source and its place in the artifact.
+/// A tensor of the source with its name, format and file in the artifact.
 #[derive(Clone, Debug)]
 pub struct TensorPlan {
     pub role: Role,
@@ -67,9 +68,9 @@ pub struct TensorPlan {
     pub target: TargetFormat,
     /// Codes, then scales, or one plain tensor.
     pub parts: Vec<StoredTensor>,
-    /// The code that a GGUF file has blocks of; `None` in an artifact.
+    /// Code of the blocks in a GGUF file; `None` in an artifact.
     pub block: Option<Code>,
-    /// Number that a GGUF file adds to a vector; 0 in an artifact.
+    /// Constant that is added to a vector in a GGUF file; 0 in an artifact.
     pub base: f32,
     /// Index of its file.
     pub shard: usize,
@@ -80,7 +81,7 @@ impl TensorPlan {
         self.parts.iter().map(|p| p.bytes).sum()
     }
 
-    /// Returns the number of zero bytes after the data, which align the next tensor of a GGUF file.
+    /// Returns the number of zero bytes after the data that align the next tensor of a GGUF file.
     pub fn padding(&self) -> usize {
         self.block.map_or(0, |code| gguf::tensor(&self.spec(), code).padding())
     }
@@ -114,8 +115,8 @@ impl ArtifactLayout {
         ArtifactLayout { entries: Vec::new(), shards: 0, gguf: None }
     }
 
-    /// Lays out `weights` as one GGUF file with these keys. Refuses formats that GGUF does not
-    /// have.
+    /// Returns the layout of `weights` as one GGUF file with these keys. Refuses formats that GGUF
+    /// does not have.
     pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
         let tensors = weights.tensors();
@@ -150,8 +151,8 @@ impl ArtifactLayout {
         self.gguf.is_some()
     }
 
-    /// Lays out `weights` as an artifact, with one target for each tensor. Refuses widths that a
-    /// format cannot divide into its groups.
+    /// Returns the layout of `weights` as an artifact, with one target for each tensor. Refuses a
+    /// format if the columns of the matrix are not a multiple of its groups.
     pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
@@ -216,7 +217,7 @@ impl ArtifactLayout {
             out[at].codes += e.parts[0].bytes;
             out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
         }
-        // Norms come last. Formats of one role stand together, the largest first.
+        // Norms come last. Formats of one role are adjacent, the largest first.
         out.sort_by_key(|c| {
             (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64))
         });
@@ -232,7 +233,8 @@ impl ArtifactLayout {
         }
     }
 
-    /// Returns the bytes before a shard's data: a length, then JSON padded to a multiple of 8.
+    /// Returns the bytes before a shard's data: the length of the JSON, then the JSON, padded to a
+    /// multiple of 8.
     pub fn header(&self, shard: usize) -> Result<Vec<u8>> {
         if let Some(header) = &self.gguf {
             return Ok(header.clone());
@@ -276,7 +278,7 @@ impl ArtifactLayout {
 /// Tensors of one role that get the same format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// `None` means all norms together.
+    /// The role; `None` for all norms together.
     pub role: Option<Role>,
     pub target: TargetFormat,
     pub tensors: usize,
@@ -284,7 +286,7 @@ pub struct Class {
     pub scales: u64,
 }
 
-/// Returns the stored tensors of one tensor. Plain floats keep the source's name.
+/// Returns the stored tensors for one tensor. Plain floats keep the source's name.
 fn parts(name: &str, spec: &TensorSpec, target: TargetFormat) -> Result<Vec<StoredTensor>> {
     let TensorSpec { role, rows, cols, .. } = *spec;
     let plain = |dtype| vec![StoredTensor::new(name.into(), dtype, spec.shape())];

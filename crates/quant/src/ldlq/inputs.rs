@@ -1,4 +1,5 @@
-//! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
+//! Second moments of a linear layer's inputs, and their cross moments with the inputs in the
+//! source.
 
 use super::linalg::{add_gram, cholesky, mirror, solve, transposed};
 use anyhow::Result;
@@ -7,20 +8,21 @@ use gemma_base::tensor::hadamard;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most columns of a matrix of second moments. Wider inputs are cut into equal blocks, which are
-/// treated as independent: 21504 columns make three blocks of 7168, and take a ninth of the time.
+/// Limit for the columns of a matrix of second moments. Wider inputs are cut into equal blocks,
+/// which are treated as independent. 21504 columns make three blocks of 7168, which takes a ninth
+/// of the time.
 const WIDEST: usize = 8192;
 
 /// Returns the columns of a block. The last block may be narrower.
 pub fn block_width(cols: usize) -> usize {
-    // A multiple of the Hadamard width, so that a transform stays in its block.
+    // The width is a multiple of the Hadamard width, so that each transform is inside one block.
     cols.div_ceil(cols.div_ceil(WIDEST).max(1)).next_multiple_of(hadamard::WIDTH).min(cols)
 }
 
 /// Damping: the share of the mean diagonal that is added to the diagonal.
 const DAMPING: f32 = 0.01;
 
-/// Attempts at a factorisation, each with ten times the damping of the previous one.
+/// Attempts at a factorisation. Each attempt has ten times the damping of the previous one.
 const TRIES: usize = 5;
 
 /// Second moments of one block of columns, as sums over tokens.
@@ -41,16 +43,16 @@ pub struct Inputs {
 /// Factorised moments of a block of columns.
 pub struct Factor {
     pub cols: Range<usize>,
-    /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
+    /// `[n, n]`, lower triangular: `C C^T` is the matrix of damped second moments.
     pub c: Vec<f32>,
     /// `[n, n]`: cross moments minus second moments, times the inverse of the damped second
-    /// moments. Weights times this are their correction.
+    /// moments. The weights times this matrix are added to the weights.
     pub correction: Option<Vec<f32>>,
 }
 
 impl Inputs {
-    /// Returns moments of no tokens. With `corrected`, cross moments with the source are counted
-    /// too.
+    /// Returns the moments of zero tokens. With `corrected`, cross moments with the source are
+    /// summed too.
     pub fn new(cols: usize, corrected: bool) -> Inputs {
         let width = block_width(cols);
         let blocks = (0..cols).step_by(width).map(|start| {
@@ -61,8 +63,8 @@ impl Inputs {
         Inputs { cols, blocks: blocks.collect() }
     }
 
-    /// Adds tokens: inputs in the source (if corrected) and in the quantised model, f32 `[tokens,
-    /// cols]` each. Skips the first token of each `window`, because its activations are outliers.
+    /// Adds tokens. `source` (if corrected) and `made` are their inputs in the source and in the
+    /// quantised model, f32 `[tokens,
     pub fn add(
         &mut self,
         device: &dyn CodingDevice,
@@ -74,7 +76,7 @@ impl Inputs {
         self.add_tokens(device, source, made, &tokens)
     }
 
-    /// The same for all tokens.
+    /// Like [`Inputs::add`], but includes all tokens.
     pub fn add_all(
         &mut self,
         device: &dyn CodingDevice,
@@ -109,7 +111,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Returns these moments times `share`.
+    /// Returns all moments multiplied by `share`.
     pub fn share(&self, share: f32) -> Inputs {
         let times = |values: &Vec<f32>| values.par_iter().map(|v| v * share).collect();
         let blocks = self.blocks.iter().map(|block| ColumnBlock {
@@ -120,16 +122,18 @@ impl Inputs {
         Inputs { cols: self.cols, blocks: blocks.collect() }
     }
 
-    /// Adds `share` of the mean diagonal to the diagonal, which weights errors in all directions.
+    /// Adds `share` of the mean diagonal to the diagonal, so that errors in all directions have a
+    /// cost.
     pub fn add_floor(&mut self, share: f32) {
         for block in &mut self.blocks {
             damp(&mut block.h, block.cols.len(), share);
         }
     }
 
-    /// Factorises the moments, behind a Hadamard transform if `transformed`. The second value is a
-    /// note for the log if damping had to be raised. If no damping suffices, columns are treated as
-    /// independent.
+    /// Factorises the moments, after a Hadamard transform if `transformed`.
+    ///
+    /// Returns a note for the log if damping had to be raised. If no damping is sufficient, columns
+    /// are treated as independent.
     pub fn factor(
         self,
         device: &dyn CodingDevice,
@@ -172,8 +176,8 @@ impl ColumnBlock {
     }
 }
 
-/// Returns the factor of a damped matrix, and how often the damping was raised. After [`TRIES`] it
-/// is the factor of the diagonal.
+/// Returns the factor of a damped matrix, and how often the damping was raised. After [`TRIES`]
+/// failures it is the factor of the diagonal.
 fn factor(device: &dyn CodingDevice, h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
     let mut share = DAMPING;
     for tries in 0..TRIES {
@@ -198,7 +202,7 @@ fn damp(h: &mut [f32], n: usize, share: f32) {
     (0..n).for_each(|i| h[i * n + i] += add);
 }
 
-/// Returns the mean of the finite entries of the diagonal, or 1 if nothing was counted.
+/// Returns the mean of the finite entries of the diagonal, or 1 if their sum is not positive.
 fn mean_diagonal(h: &[f32], n: usize) -> f32 {
     let sum: f64 = (0..n).map(|i| h[i * n + i] as f64).filter(|d| d.is_finite()).sum();
     if sum > 0.0 { (sum / n as f64) as f32 } else { 1.0 }
@@ -264,7 +268,10 @@ mod tests {
             inputs.factor(&OnProcessor, transformed).unwrap().0.remove(0).c
         };
         let (a, b) = (factor(&x, true), factor(&turned, false));
-        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2), "one domain or the other");
+        assert!(
+            a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2),
+            "moments in both domains must agree"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Dense f32 algebra for LDLQ: products, a blocked Cholesky factorisation, triangular solves.
+//! Dense f32 algebra for LDLQ: products, a blocked Cholesky factorisation and triangular solves.
 //!
-//! Results do not depend on the device or the number of threads: every product adds in the order
-//! of [`gemma_base::tensor::product`], and threads divide only the rows and columns of results.
+//! Results do not depend on the device or the number of threads: every product adds in the order of
+//! [`gemma_base::tensor::product`], and threads only divide the rows and columns of results.
 
 use anyhow::{Result, bail};
 use gemma_base::tensor::encode::CodingDevice;
@@ -11,7 +11,8 @@ use std::ops::Range;
 
 /// Columns of one step of the blocked algorithms.
 const STEP: usize = 128;
-/// Columns whose products with all others are computed at once: wide enough for any device.
+/// Columns for which the products with all others are computed at once. Products of this width use
+/// any device well.
 pub const WIDE: usize = 1024;
 
 /// Returns `a b` as a row-major matrix.
@@ -106,7 +107,7 @@ fn cholesky_corner(a: &mut [f32], n: usize, at: Range<usize>) -> Result<Vec<f32>
             } else if rest > 0.0 && rest.is_finite() {
                 rest.sqrt()
             } else {
-                bail!("column {} of {n} gives the pivot {rest:e}", at.start + i)
+                bail!("the pivot of column {} of {n} is {rest:e}", at.start + i)
             };
         }
     }
@@ -146,7 +147,7 @@ pub fn solve(device: &dyn CodingDevice, m: &mut [f32], c: &[f32], n: usize) -> R
             if forward { all.collect() } else { all.rev().collect() }
         };
         for wide in steps(0..n, WIDE) {
-            // The columns solved before the wide block come first, then those within it.
+            // The columns that were solved before the wide block come first, then those inside it.
             let outside = if forward { 0..wide.start } else { wide.end..n };
             subtract(device, m, c, n, forward, outside, wide.clone())?;
             for at in steps(wide.clone(), STEP) {
@@ -163,7 +164,7 @@ pub fn solve(device: &dyn CodingDevice, m: &mut [f32], c: &[f32], n: usize) -> R
     Ok(())
 }
 
-/// Subtracts the share of the columns `solved` from the columns `at`.
+/// Subtracts the contribution of the solved columns `solved` from the columns `at`.
 fn subtract(
     device: &dyn CodingDevice,
     m: &mut [f32],

@@ -1,11 +1,13 @@
-//! Block-wise rounding with linear feedback (LDLQ, Chee et al. 2023, arXiv 2307.13304, in the form
-//! of QuIP#): codes of a matrix from its weights and the second moments of its inputs. The targets
-//! are corrected for inputs that are quantised too.
+//! Block-wise rounding with linear feedback (LDLQ).
 //!
-//! With `C C^T` the second moments, the output error of a row is `|(w - q) C|^2`. Columns are coded
-//! from the last to the first, sixteen at a time. Each block aims at its weights plus the feedback
-//! from the errors of later columns. Its own rounding error, weighted by its diagonal block of `C`,
-//! remains.
+//! The method is from Chee et al. 2023 (arXiv 2307.13304), in the form of QuIP#. It computes the
+//! codes of a matrix from its weights and the second moments of its inputs. The targets are
+//! corrected for inputs that are quantised too.
+//!
+//! `C C^T` is the matrix of second moments, so the output error of a row is `|(w - q) C|^2`.
+//! Columns are coded from the last to the first, sixteen at a time. The target of a block is its
+//! weights plus the feedback from the errors of later columns. What remains is the block's own
+//! rounding error, weighted by its diagonal block of `C`.
 
 mod inputs;
 pub mod linalg;
@@ -22,17 +24,17 @@ use std::ops::Range;
 
 /// Columns coded at once.
 const BLOCK: usize = 16;
-/// Columns between two sums over all later columns. All groups end at its edges.
+/// Columns between two sums over all later columns. Groups end at multiples of it.
 const SPAN: usize = 128;
 /// Rows on which scales are tried before all rows are coded.
 const SAMPLE: usize = 64;
-/// Least rows of a strip that one thread codes, if the matrix has so many: while a device searches
-/// for the codes of some strips, threads compute the targets of others.
+/// Least rows of a strip that one thread codes, unless the matrix has fewer. While a device
+/// searches for the codes of some strips, threads compute the targets of others.
 const STRIP: usize = 512;
-/// Tried multiples of the data-free scale.
+/// Factors that are tried on the scale that was chosen without data.
 const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
-/// Returns whether [`solve_matrix`] can code such a matrix.
+/// Returns whether [`solve_matrix`] supports this format and number of columns.
 pub fn can_solve(format: Format, cols: usize) -> bool {
     format.code.is_coded_by_columns() && cols.is_multiple_of(SPAN)
 }
@@ -40,16 +42,15 @@ pub fn can_solve(format: Format, cols: usize) -> bool {
 /// A coded matrix and its loss.
 pub struct Solved {
     pub matrix: Matrix<'static>,
-    /// Squared output error over squared output, on the calibration text: `|(w - q) C|^2 / |w
-    /// C|^2`.
+    /// Squared output error over squared output on the calibration text: `|(w - q) C|^2 / |w C|^2`.
     pub loss: f64,
 }
 
-/// Codes `w`, f32 `[rows, cols]`. `w` and `factors` are behind the Hadamard transform if the format
-/// has one.
+/// Codes `w`, f32 `[rows, cols]`. If the format has a Hadamard transform, it must have been applied
+/// to `w` and `factors`.
 ///
-/// With `try_scales`, some rows decide by which factor all scales differ from the data-free ones.
-/// Without it, each row is independent. `device` encodes trellis codes and multiplies.
+/// With `try_scales`, one common factor for all scales is chosen on a sample of the rows. Without
+/// it, each row is independent. `device` encodes trellis codes and multiplies.
 pub fn solve_matrix(
     device: &dyn CodingDevice,
     format: Format,
@@ -83,8 +84,8 @@ pub fn solve_matrix(
     })
 }
 
-/// Corrects the targets so that they give the source's outputs on the inputs of the quantised
-/// model.
+/// Corrects the targets `w` so that they reproduce the source's outputs on the inputs of the
+/// quantised model.
 fn correct(
     device: &dyn CodingDevice,
     w: &mut [f32],
@@ -102,7 +103,7 @@ fn correct(
     Ok(())
 }
 
-/// Returns the multiple of the scales with the least loss on some rows, spread evenly.
+/// Returns the factor of the scales with the least loss on a sample of rows, spread evenly.
 fn best_scale(
     device: &dyn CodingDevice,
     format: Format,
@@ -115,7 +116,7 @@ fn best_scale(
     let n = SAMPLE.min(rows);
     let picked: Vec<usize> = (0..n).map(|i| i * rows / n).collect();
     let sample: Vec<f32> = picked.iter().flat_map(|r| &w[r * cols..][..cols]).copied().collect();
-    // All multiples side by side: a device is busier with more rows.
+    // All factors are tried at the same time, because a GPU is used better with more rows.
     let tried: Vec<f32> =
         SCALES.iter().flat_map(|m| picked.iter().map(move |r| scales[*r] * m)).collect();
     let run = code(device, format, cols, sample.repeat(SCALES.len()), &tried, factors)?;
@@ -129,7 +130,7 @@ fn best_scale(
     Ok(best.1)
 }
 
-/// One row's agreement with its target, in units of squared output.
+/// Sums that compare a coded row with its target, in units of squared output.
 #[derive(Clone, Copy, Default)]
 struct Fit {
     wanted: f64, // |w C|^2
@@ -160,7 +161,7 @@ struct Run {
     fits: Vec<Fit>, // [rows]
 }
 
-/// Codes all columns with feedback, those of each factor beside the others.
+/// Codes all columns with feedback. The columns of different factors are coded at the same time.
 fn code(
     device: &dyn CodingDevice,
     format: Format,
@@ -192,10 +193,11 @@ fn code(
         fits.iter_mut().zip(run.fits).for_each(|(fit, of_part)| fit.add(of_part));
         encoders.push(run.encoder);
     }
-    Ok(Run { encoder: Encoder::beside(encoders)?, fits })
+    Ok(Run { encoder: Encoder::side_by_side(encoders)?, fits })
 }
 
-/// Codes the columns of one factor `[n, n]`, from the last to the first, by strips of rows.
+/// Codes the columns of one factor `[n, n]`, from the last to the first. Strips of rows are coded
+/// in parallel.
 fn code_columns(
     device: &dyn CodingDevice,
     format: Format,
@@ -216,8 +218,8 @@ fn code_columns(
     for start in (0..n).step_by(WIDE).rev() {
         let wide = start..n.min(start + WIDE);
         // Feedback from the columns after the wide block.
-        let behind = View::of(&error, n).part(0..rows, wide.end..n);
-        let feedback = product(device, behind, View::of(c, n).part(wide.end..n, wide.clone()))?;
+        let later = View::of(&error, n).part(0..rows, wide.end..n);
+        let feedback = product(device, later, View::of(c, n).part(wide.end..n, wide.clone()))?;
         let strips = error.par_chunks_mut(strip * n).zip(decoded.par_chunks_mut(strip * n));
         let strips = strips.zip(feedback.par_chunks(strip * wide.len()));
         strips.zip(&mut encoders).try_for_each(|(((error, decoded), feedback), encoder)| {
@@ -228,8 +230,8 @@ fn code_columns(
     Ok(Run { encoder: Encoder::below(encoders)?, fits })
 }
 
-/// Codes a wide block of columns of some rows. `error` and `decoded` are f32 `[rows, n]`, `far` is
-/// the feedback from the columns after the block, `[rows, wide]`.
+/// Codes a wide block of columns for a strip of rows. `error` and `decoded` are f32 `[rows, n]`.
+/// `far` is the feedback from the columns after the block, `[rows, wide]`.
 fn code_wide(
     device: &dyn CodingDevice,
     format: Format,
@@ -253,9 +255,9 @@ fn code_wide(
             f[..end - span].copy_from_slice(&far[span - wide.start..end - wide.start])
         });
         if end < wide.end {
-            let behind = View::of(error, n).part(0..rows, end..wide.end);
+            let later = View::of(error, n).part(0..rows, end..wide.end);
             let near = View::of(c, n).part(end..wide.end, span..end);
-            device.multiply(&mut feedback, SPAN, 1.0, 1.0, behind, near)?;
+            device.multiply(&mut feedback, SPAN, 1.0, 1.0, later, near)?;
         }
         for start in (span..end).step_by(BLOCK).rev() {
             let at = start - span;
@@ -268,9 +270,9 @@ fn code_wide(
                 encoder.begin_group(index, &targets);
             }
             if start + BLOCK < end {
-                let behind = View::of(error, n).part(0..rows, start + BLOCK..end);
+                let later = View::of(error, n).part(0..rows, start + BLOCK..end);
                 let part = View::of(c, n).part(start + BLOCK..end, start..start + BLOCK);
-                device.multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part)?;
+                device.multiply(&mut feedback[at..], SPAN, 1.0, 1.0, later, part)?;
             }
             let corner = corner(c, n, start..start + BLOCK);
             let block = start / BLOCK;
@@ -293,9 +295,9 @@ fn code_wide(
     Ok(())
 }
 
-/// Returns the targets of a group of columns before any of it is coded, f32 `[rows, group]`. They
-/// determine the scale of the group. `feedback` is that of the columns after the span, which ends
-/// at `end`.
+/// Returns the targets of a group of columns before any of it is coded, f32 `[rows, group]`. The
+/// scale of the group is chosen for them. `feedback` is that of the columns after the span, which
+/// ends at `end`.
 fn group_targets(
     device: &dyn CodingDevice,
     n: usize,
@@ -309,9 +311,9 @@ fn group_targets(
     let mut targets: Vec<f32> =
         feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
     if group.end < end {
-        let behind = View::of(error, n).part(0..rows, group.end..end);
+        let later = View::of(error, n).part(0..rows, group.end..end);
         let part = View::of(c, n).part(group.end..end, group.clone());
-        device.multiply(&mut targets, width, 1.0, 1.0, behind, part)?;
+        device.multiply(&mut targets, width, 1.0, 1.0, later, part)?;
     }
     let corner = corner(c, n, group.clone());
     targets.par_chunks_mut(width).enumerate().for_each(|(r, target)| {
@@ -321,7 +323,7 @@ fn group_targets(
     Ok(targets)
 }
 
-/// Returns the fit of each row to the columns of one factor.
+/// Returns the sums over the columns of one factor that compare each row with its target.
 fn measure(
     device: &dyn CodingDevice,
     n: usize,

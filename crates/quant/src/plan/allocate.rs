@@ -1,19 +1,20 @@
-//! Choice of a format for each tensor so that the whole fits a size: a multiple-choice knapsack.
+//! Choice of a format for each tensor so that all fit a given size: a multiple-choice knapsack.
 //!
 //! The cost of a tensor is its sensitivity times its share of the weights times the distortion of
 //! its format. The KL divergence of a model grows linearly with the relative squared error of each
-//! layer (HIGGS, arXiv 2411.17525); by how much depends on the model.
+//! layer (HIGGS, arXiv 2411.17525). The slope depends on the model.
 
 use gemma_base::tensor::Format;
 use gemma_model::models::Role;
 
-/// States of the knapsack. Sizes are rounded up to the distributable bytes divided by this.
+/// States of the knapsack. Sizes are rounded up to a multiple of the distributable bytes divided by
+/// this.
 const STATES: u64 = 1 << 17;
 
 /// A tensor with its possible formats.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Cost of a distortion of 1.
+    /// Cost per unit of distortion.
     pub weight: f64,
     /// Possible formats, at least one.
     pub options: Vec<Rate>,
@@ -28,12 +29,12 @@ pub struct Rate {
     pub distortion: f64,
 }
 
-/// Returns one format for each tensor, with the least sum of weight times distortion and at most
-/// `budget` bytes in all. Returns `None` if even the smallest formats do not fit.
+/// Returns one format for each tensor, so that the sum of weight times distortion is least and the
+/// bytes are at most `budget`. Returns `None` if even the smallest formats do not fit.
 ///
 /// The result is exact if the distributable bytes, divided by the greatest common divisor of all
-/// sizes, are at most [`STATES`]. Otherwise sizes are rounded up, and the remaining bytes buy the
-/// best single upgrades. The budget is never exceeded.
+/// sizes, are at most [`STATES`]. Otherwise sizes are rounded up, and the remaining bytes are spent
+/// on the best single upgrades. The budget is never exceeded.
 pub fn allocate(tensors: &[Candidate], budget: u64) -> Option<Vec<Format>> {
     let least = |c: &Candidate| c.options.iter().map(|o| o.bytes).min();
     let floors: Vec<u64> = tensors.iter().map(least).collect::<Option<_>>()?;
@@ -58,7 +59,8 @@ pub fn allocate(tensors: &[Candidate], budget: u64) -> Option<Vec<Format>> {
     Some(tensors.iter().zip(chosen).map(|(t, c)| t.options[c].format).collect())
 }
 
-/// Solves the knapsack by dynamic programming over tensors and units beyond the smallest formats.
+/// Solves the knapsack by dynamic programming over tensors and over units that exceed the smallest
+/// formats.
 fn knapsack(tensors: &[Candidate], floors: &[u64], unit: u64, states: usize) -> Vec<usize> {
     let width = states + 1;
     let mut best = vec![0f64; width];
@@ -88,8 +90,8 @@ fn knapsack(tensors: &[Candidate], floors: &[u64], unit: u64, states: usize) -> 
     chosen
 }
 
-/// Spends the bytes that rounding left over. Makes the best single change that fits until none
-/// does.
+/// Spends the bytes that are left because of rounding. Repeats the best single upgrade that fits
+/// until there is none.
 fn upgrade(tensors: &[Candidate], chosen: &mut [usize], budget: u64) {
     loop {
         let spent: u64 = tensors.iter().zip(chosen.iter()).map(|(t, c)| t.options[*c].bytes).sum();
@@ -114,9 +116,11 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Returns the sensitivity of a tensor relative to the average, without data. v, o and down feed
-/// the residual stream directly; q and k only steer attention behind a norm. The first layer and
-/// the last four count more, because few layers average their errors.
+/// Returns the assumed sensitivity of a tensor relative to the average, without data.
+///
+/// v, o and down have a direct effect on the residual stream. q and k only change attention scores,
+/// after a norm. The first layer and the last four count more, because few other layers average
+/// their errors.
 pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
     let by_role = match role {
         Role::V => 2.0,
@@ -191,8 +195,7 @@ mod tests {
         }
     }
 
-    /// Sizes that share no divisor are rounded up: the result fits, and is near what it could be at
-    /// best.
+    /// Sizes without a common divisor are rounded up. The result fits and is close to the optimum.
     #[test]
     fn rounded_sizes_never_exceed_the_budget() {
         let formats = ["i4-row", "i8-row", "bf16"].map(|f| f.parse::<Format>().unwrap());

@@ -10,16 +10,16 @@ use gemma_base::util::units;
 /// Weights of a chunk without a limit of memory.
 const CHUNK: usize = 4 << 20;
 const CHUNK_PER_THREAD: usize = 512 << 10;
-/// Bytes of a weight of a chunk: as f32, here and in the chunk read ahead, behind the transform, as
-/// a target and decoded, and its codes.
+/// Bytes per weight of a chunk: as f32, as f32 of the chunk that is read ahead, after the
+/// transform, as a target, decoded, and as codes.
 const PER_WEIGHT: u64 = 24;
-/// Bytes of a weight if the matrix is held whole and nothing is read ahead.
+/// Bytes per weight if the matrix is in memory as a whole and nothing is read ahead.
 const PER_WHOLE_WEIGHT: u64 = 8;
-/// Bytes of the program, headers and side files, and of each thread.
+/// Bytes of the program, of headers and of side files, then of each thread.
 const BASE: u64 = 128 << 20;
 const PER_THREAD: u64 = 8 << 20;
 
-/// Returns the weights of a chunk and the peak memory in bytes, under the limit.
+/// Returns the weights of a chunk and the peak memory in bytes, at most the limit.
 pub fn bounds(
     layout: &ArtifactLayout,
     solver: &dyn Solver,

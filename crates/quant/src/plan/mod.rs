@@ -1,4 +1,5 @@
-//! Plan of a conversion: its files and its memory, to the byte, from headers alone.
+//! Plan of a conversion: its files and its memory, exact to the byte, from the headers of the
+//! source.
 
 mod allocate;
 mod memory;
@@ -30,8 +31,7 @@ pub enum Importance<'a> {
     Measured(&'a dyn Fn(Role, usize) -> f64),
 }
 
-/// KL divergence that feedback and correction leave, as a share of that of white noise of the same
-/// size.
+/// KL divergence after feedback and correction, as a share of that of white noise of the same size.
 const SOLVED: f64 = 0.5;
 
 /// A recipe applied to a model.
@@ -46,24 +46,25 @@ pub struct QuantPlan {
     /// Name of the solver, see [`Solver::name`].
     pub solver: String,
     pub layout: ArtifactLayout,
-    /// Expected error of all weights, each weighed by its tensor's sensitivity. It compares plans
-    /// of one model; what it costs in quality depends on the model.
+    /// Expected error of all weights, each weighted by its tensor's sensitivity. It allows
+    /// comparing plans of one model. The loss of quality that it causes depends on the model.
     pub error: f64,
-    /// Files copied beside the weights, with their bytes.
+    /// Files that are copied from the directory of the weights, with their bytes.
     pub side_files: Vec<(String, u64)>,
     /// Metadata of a GGUF file; `None` for an artifact.
     keys: Option<Keys>,
     /// Bytes of all files.
     pub total_bytes: u64,
-    /// Most weights held at once as floats, if the solver does not need whole matrices.
+    /// Limit for the weights that are in memory as floats, if the solver does not need whole
+    /// matrices.
     pub chunk: usize,
     /// Predicted peak memory in bytes.
     pub memory: u64,
 }
 
 impl QuantPlan {
-    /// Resolves the recipe for `source`. Reads its headers only. Synthetic weights are planned as a
-    /// bf16 checkpoint without side files.
+    /// Resolves the recipe for `source`. Reads only its headers. Synthetic weights are planned like
+    /// a bf16 checkpoint without side files.
     pub fn new(
         source: &Weights,
         recipe: &Recipe,
@@ -102,7 +103,7 @@ impl QuantPlan {
         Ok(plan)
     }
 
-    /// Finds the formats of least cost whose whole artifact takes at most `size` bytes.
+    /// Chooses the formats of least cost for an artifact of at most `size` bytes.
     fn fit(
         &mut self,
         source: &Weights,
@@ -136,7 +137,7 @@ impl QuantPlan {
                 .help(format!("give --target-size {kb}kB or more"))
                 .into());
         }
-        // Headers and reports grow by a few bytes with the names of formats, so the budget is
+        // The sizes of headers and reports depend on the names of the formats, so the budget is
         // corrected until everything fits.
         let mut budget = bytes_of(&formats) + (size - self.total_bytes);
         while let Some(found) = allocate(&open, budget) {
@@ -151,7 +152,8 @@ impl QuantPlan {
             .into())
     }
 
-    /// Sets the layout with these formats for the open tensors, and the figures that follow.
+    /// Sets the layout and the sizes that follow from it. `chosen` has the formats of the open
+    /// tensors.
     fn lay_out(
         &mut self,
         source: &Weights,
@@ -195,7 +197,7 @@ impl QuantPlan {
         Ok(total + QuantReport::file_bytes(self)? as u64)
     }
 
-    /// Returns the small files that follow from the layout: the index and `config.json`.
+    /// Returns the small files that are generated from the layout: the index and `config.json`.
     pub fn made_files(&self, source: &Weights) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let mut out = Vec::new();
         if let Some(index) = self.layout.index() {
@@ -214,7 +216,7 @@ impl QuantPlan {
 /// A tensor with the formats that its recipe line allows.
 struct Tensor {
     target: TargetFormat,
-    /// More than one if the line leaves a choice.
+    /// Its possible formats; more than one if the line of the recipe allows a choice.
     rates: Vec<Rate>,
 }
 
@@ -242,8 +244,8 @@ impl Tensor {
             }
             FormatChoice::Any(formats) => formats,
         };
-        // Formats that divide this width. Small models are often too narrow for a Hadamard
-        // transform.
+        // Formats with groups that divide this width. Small models are often too narrow for a
+        // Hadamard transform.
         let fits = formats.iter().filter(|f| f.check_cols(cols).is_ok());
         let rates: Vec<_> = fits
             .map(|&format| Rate {
@@ -263,9 +265,9 @@ impl Tensor {
     }
 }
 
-/// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
-/// its sensitivity. Equal distortions of all layers cost that distortion. The embedding table is
-/// added to that, because it is no layer.
+/// Returns the cost per unit of distortion of each tensor: its share of the layers' weights times
+/// its sensitivity. If all layers have the same distortion, the cost of the layers is this
+/// distortion. The embedding table is not a layer, and its cost is added to that.
 fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,

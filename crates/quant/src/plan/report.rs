@@ -1,4 +1,5 @@
-//! `quant-report.json`: format and error of each tensor. Its length is known before the conversion.
+//! `quant-report.json`: format and error of each tensor. The length of the file is known before the
+//! conversion.
 
 use super::QuantPlan;
 use crate::layout::{ArtifactLayout, TensorPlan};
@@ -26,13 +27,13 @@ pub struct TensorReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuantReport {
     pub version: String,
-    /// SHA-256 over those of the source's tensors as stored, in the order of the forward pass. It
-    /// does not depend on the source's shards.
+    /// SHA-256 over the SHA-256 of the source's tensors as stored, in the order of the forward
+    /// pass. It does not depend on how the source is divided into shards.
     pub source_sha256: String,
     pub recipe: String,
     /// SHA-256 of the recipe's text.
     pub recipe_sha256: String,
-    /// The size that the recipe aimed at, if any.
+    /// The target size of the recipe, if it has one.
     pub target_bytes: Option<u64>,
     /// See [`Solver::name`](crate::Solver::name).
     pub solver: String,
@@ -74,7 +75,8 @@ impl QuantReport {
         }
     }
 
-    /// Returns the bytes of the file. The longest possible numbers stand for the errors and hashes.
+    /// Returns the bytes of the file. Errors and hashes are assumed to have the longest possible
+    /// text.
     pub fn file_bytes(plan: &QuantPlan) -> Result<usize> {
         const LONGEST: f64 = 0.0000123457;
         let tensors = plan
@@ -106,7 +108,7 @@ pub fn digits(x: f64, n: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// The file's length rests on this.
+    /// The predicted length of the file depends on this.
     #[test]
     fn no_error_has_more_digits_than_the_longest() {
         let length = |x: f64| serde_json::to_string(&digits(x, 6)).unwrap().len();

@@ -1,4 +1,4 @@
-//! Recipes: TOML files that name the format of each tensor. The first line whose pattern matches a
+//! Recipes: TOML files with the format of each tensor. The first line with a pattern that matches a
 //! tensor decides.
 //!
 //! ```toml
@@ -9,8 +9,8 @@
 //! "embed_tokens" = "i8-row+h128"
 //! "linears" = ["t2-row+h128", "t3-row+h128"]   # whichever serves the size best
 //! ```
-//! [`Pattern`] explains patterns. Unknown keys and formats, and lines that decide nothing, are
-//! refused with their line.
+//! [`Pattern`] explains patterns. Unknown keys and formats are refused with their line number, and
+//! so are lines that decide nothing.
 
 mod pattern;
 mod size;
@@ -38,16 +38,16 @@ pub const BUILT_IN: [(&str, &str); 6] = [
     ("26b-9gb", include_str!("../../../../quant/26b-9gb.toml")),
 ];
 
-/// Most bytes of a recipe. Each line is compared with each tensor.
+/// Limit for the bytes of a recipe, because each line is compared with each tensor.
 const LONGEST: u64 = 64 << 10;
 
-/// The built-in recipe for a size that is given without a recipe.
+/// The built-in recipe that is used if only a size is given.
 pub const FOR_SIZES: &str = "10gb";
 
-/// The formats that a line allows for its tensors.
+/// The formats that a line allows for a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FormatChoice {
-    /// A copy in the source's type.
+    /// A copy in the source's data type.
     AsIs,
     One(Format),
     /// Two or more formats, from which the allocator chooses.
@@ -69,7 +69,7 @@ pub struct Recipe {
     text: String,
     rules: Vec<Rule>,
     target: Option<Aim>,
-    /// The options that choose it, see [`Recipe::spelling`].
+    /// The options of the command line that choose it, see [`Recipe::spelling`].
     spelling: String,
     about: String,
 }
@@ -111,7 +111,7 @@ impl Recipe {
         Recipe { spelling: format!("--linear {linear} --embedding {embedding}"), ..recipe }
     }
 
-    /// Parses a recipe. Errors and the report show `name`.
+    /// Parses a recipe. `name` appears in errors and in the report.
     pub fn parse(name: &str, text: &str) -> Result<Recipe> {
         let line_at = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
         let bad = |at: usize, what: String| -> anyhow::Error {
@@ -160,12 +160,13 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Returns the recipe with another size. Refuses a recipe without a line that leaves a choice.
+    /// Returns the recipe with another target size. Refuses a recipe in which no line has several
+    /// formats.
     pub fn with_target(mut self, aim: impl Into<Aim>) -> Result<Recipe> {
         let aim = aim.into();
         if !self.leaves_a_choice() {
             let what = format!(
-                "recipe {} leaves nothing to choose, so that it has one size only",
+                "recipe {} has no line with several formats, so it has only one size",
                 self.name
             );
             return Err(Fault::usage(what)
@@ -193,8 +194,8 @@ impl Recipe {
         &self.about
     }
 
-    /// Returns whether the recipe is for mixtures of experts: in the first layer a line decides for
-    /// tensors of experts alone.
+    /// Returns whether the recipe is for mixtures of experts: a line matches only tensors of
+    /// experts in the first layer.
     pub fn is_for_mixtures(&self) -> bool {
         self.rules.iter().any(|rule| {
             let mut roles = Role::ALL.into_iter().filter(|role| rule.pattern.matches(*role, 0));
@@ -207,7 +208,7 @@ impl Recipe {
         Path::new(&self.name).file_name().and_then(|n| n.to_str()).unwrap_or(&self.name)
     }
 
-    /// Returns the size that the whole artifact may have.
+    /// Returns the target size of the whole artifact, if the recipe has one.
     pub fn target(&self) -> Option<Aim> {
         self.target
     }
@@ -221,8 +222,10 @@ impl Recipe {
     /// decide nothing.
     pub fn resolve(&self, tensors: &[TensorSpec]) -> Result<Vec<&FormatChoice>> {
         if self.is_for_mixtures() && !tensors.iter().any(|tensor| tensor.role.is_of_experts()) {
-            let what =
-                format!("recipe {} is for a mixture of experts, and the model is none", self.name);
+            let what = format!(
+                "recipe {} is for mixtures of experts, but the model is not one",
+                self.name
+            );
             return Err(Fault::model(what).help("gemma quantize --list shows the others").into());
         }
         let help = "quant/README.md describes recipes";
@@ -249,7 +252,7 @@ impl Recipe {
         }
         if self.target.is_none() && out.iter().any(|c| matches!(c, FormatChoice::Any(_))) {
             let what =
-                format!("recipe {} leaves formats open, and there is no size to reach", self.name);
+                format!("recipe {} has lines with several formats, but no target size", self.name);
             return Err(Fault::usage(what).help("give --target-size, e.g. 9.5GB").into());
         }
         Ok(out)
@@ -264,10 +267,9 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
         DeValue::Array(list) => {
             let mut formats = Vec::new();
             for item in list.iter() {
-                let text = item
-                    .get_ref()
-                    .as_str()
-                    .with_context(|| format!("`{pattern}`: a list of formats holds texts only"))?;
+                let text = item.get_ref().as_str().with_context(|| {
+                    format!("`{pattern}`: a list of formats must have only strings")
+                })?;
                 let format = Format::parse_written(text)?;
                 anyhow::ensure!(!formats.contains(&format), "`{pattern}` lists {format} twice");
                 formats.push(format);
@@ -322,8 +324,8 @@ mod tests {
 
     #[test]
     fn the_first_match_in_the_file_wins() {
-        // Sorted by name, `layers` would come before `norms` and the wider pattern before the
-        // narrower one.
+        // In alphabetical order, `layers` would come before `norms`, and the wider pattern before
+        // the narrower one.
         let text = "about = 'x'\n[formats]\nnorms = 'as-is'\nembed_tokens = 'bf16'\n\
             'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
         let recipe = Recipe::parse("r", text).unwrap();
@@ -355,10 +357,10 @@ mod tests {
             ("[formats]\n'**' = ['bf16', 'bf16']", "twice"),
             ("[formats]\n'a{' = 'bf16'", "line 2: `a{`"),
             ("[formats]\n'**' = 'bf16'\n'**' = 'bf16'", "line 3"),
-            ("[formats]\n'**' = ['bf16', 'f32']", "no size to reach"),
+            ("[formats]\n'**' = ['bf16', 'f32']", "no target size"),
             (
                 "[formats]\n'layers.*.experts.down_proj' = 'bf16'\n'**' = 'f32'",
-                "recipe r is for a mixture of experts, and the model is none",
+                "recipe r is for mixtures of experts, but the model is not one",
             ),
             ("target-size = '5GB'\n[formats]\n'**' = 'bf16'", "several formats"),
             (

@@ -1,21 +1,21 @@
 //! Patterns of recipe lines: globs over names of tensors, and two words for whole classes.
 //!
-//! Names are those of [`Role::short_name`]: the checkpoint's names without the model's prefix and
-//! without `.weight`. `*` matches any characters except dots, `**` any characters, `{a,b}` either,
-//! and `{0,58..61}` numbers with the last one included. `norms` is every vector and every router,
-//! `linears` every other matrix of a layer.
+//! The names are those of [`Role::short_name`]: the checkpoint's names without the model's prefix
+//! and without `.weight`. `*` matches any characters except dots, `**` any characters, `{a,b}`
+//! either text, and `{0,58..61}` numbers, including the last one of a range. `norms` matches every
+//! vector and every router, `linears` every other matrix of a layer.
 
 use anyhow::{Result, bail, ensure};
 use gemma_model::models::Role;
 
-/// Most globs that the braces of one pattern may expand to.
+/// Limit for the globs to which the braces of one pattern expand.
 const MAX_GLOBS: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pattern {
     Norms,
     Linears,
-    /// The expansions of the braces. A name matches if it matches any of them.
+    /// The globs to which the braces expand. A name matches if it matches any of them.
     Globs(Vec<String>),
 }
 
@@ -128,7 +128,7 @@ mod tests {
         {
             assert_eq!(matches("layers.{0,58..61}.mlp.*", Role::Down, layer), expected, "{layer}");
         }
-        // One star stays between two dots.
+        // One star does not match across a dot.
         assert!(
             !matches("layers.*", Role::Down, 3)
                 && matches("layers.**", Role::Down, 3)

@@ -1,10 +1,10 @@
-//! Sizes of a recipe, as users write them.
+//! Sizes in recipes and options, in the notation of users.
 
 use anyhow::Result;
 use gemma_base::util::units;
 use gemma_model::models::TensorSpec;
 
-/// The size that a choice of formats must fit.
+/// The target size for a choice of formats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aim {
     /// Bytes of all files.
@@ -20,7 +20,7 @@ impl From<u64> for Aim {
 }
 
 impl Aim {
-    /// Returns the bytes of all files for a model of these tensors and side files.
+    /// Returns the target bytes of all files, for a model with these tensors and side files.
     pub fn bytes(self, tensors: &[TensorSpec], side_files: &[(String, u64)]) -> u64 {
         match self {
             Aim::Bytes(bytes) => bytes,
@@ -64,7 +64,8 @@ impl std::fmt::Display for Aim {
     }
 }
 
-/// Returns the options nearest to a type of llama.cpp, such as `Q4_K_M`; `None` for other names.
+/// Returns the options that are closest to a type of llama.cpp, such as `Q4_K_M`. Returns `None`
+/// for other names.
 pub fn nearest_to(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let bits = upper.trim_start_matches('I').strip_prefix(['Q', 'T'])?.trim_start_matches('Q');
@@ -83,8 +84,8 @@ pub fn nearest_to(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Parses `9.5GB`, `900 MB`, `8GiB` or `512 B`. Refuses a number without unit, because bytes are
-/// not meant.
+/// Parses `9.5GB`, `900 MB`, `8GiB` or `512 B`. Refuses a number without a unit, because it is
+/// unlikely to mean bytes.
 pub fn parse_size(text: &str) -> Result<u64> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
@@ -127,7 +128,7 @@ mod tests {
         for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0GB", "9 bananas", "9"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
-        // Only a target size may be one of bits per weight.
+        // Only a target size may be in bits per weight.
         let [size, aim] = [parse_size("2").unwrap_err(), "2".parse::<Aim>().unwrap_err()];
         assert_eq!(size.to_string(), "`2` has no unit: write 2GB or 2MB");
         assert_eq!(aim.to_string(), "`2` has no unit: write 2GB, or 2bpw for bits per weight");

@@ -1,4 +1,4 @@
-//! A text of the scheduler, and the request to the drafter for it.
+//! A text that the scheduler generates, and the draft request for it.
 
 use std::time::Instant;
 
@@ -11,34 +11,33 @@ use gemma_base::tensor::Token;
 use gemma_base::util::threads;
 use gemma_model::engine::{Scores, TokenTree};
 
-/// A text that has a sequence of the target.
+/// A text that occupies a sequence of the target.
 pub struct GrowingText {
     pub request: Request,
     pub admitted: Instant,
     pub stage: TextStage,
-    /// It grows, but is not part of this pass: its grammar's mask is not computed yet.
+    /// Set if the text is left out of this pass because its grammar mask is not ready.
     pub rests: bool,
     pub proposal: Proposal,
-    /// The tree of the last round, the length of its history, and the row of its root among the
-    /// scores of the last pass.
+    /// Tree of the last round. `scored_at` is the length of its history and the index of its root
+    /// among the scored rows of the last pass.
     pub scored: TokenTree,
     pub scored_at: Option<(usize, usize)>,
-    /// The end of the prompt's part that the pass reads.
+    /// The part of the prompt that this pass reads.
     pub chunk: TokenTree,
-    /// Length of the prefix that the prompt shares with earlier texts, in whole pages; 0 once it is
-    /// read.
+    /// Length of the prefix shared with earlier texts, in whole pages; 0 after it was read.
     pub fork: usize,
-    /// Log-probabilities of the tokens since the last call for them.
+    /// Log-probabilities of the tokens since the last request for them.
     pub log_probs: Vec<TokenLogProbs>,
 }
 
-/// Progress of a text.
+/// Stage of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextStage {
     Admitted,
-    /// Its prompt is being read.
+    /// Its prompt is being prefilled.
     Reads,
-    /// It grows since this moment.
+    /// Its answer is being generated, since this moment.
     Grows(Instant),
 }
 
@@ -55,13 +54,15 @@ impl GrowingText {
         self.stage == TextStage::Reads
     }
 
-    /// Returns all but the newest token, which is the root of the next tree.
+    /// Returns the history without its newest token, which is the root of the next tree.
     pub fn past(&self) -> &[Token] {
         self.request.history.split_last().map_or(&[], |(_, past)| past)
     }
 
-    /// Takes log-probabilities of the prompt from the rows of its part, which begin with `row` and
-    /// stand behind `position` tokens. The row of a token has those of the next one.
+    /// Computes log-probabilities of prompt tokens from the scored rows of the prompt's part.
+    ///
+    /// The part starts at index `row` of the scores and follows `position` tokens. A token's row
+    /// predicts the next token.
     pub fn take_prompt_scores(
         &mut self,
         scores: &Scores,
@@ -80,14 +81,15 @@ impl GrowingText {
     }
 }
 
-/// Returns a request to the drafter for each text that grows, with the target's scores of its last
-/// tree. `anew` empties the proposals.
+/// Returns a draft request for each generating text, with the target's scores of its last tree.
+///
+/// With `is_new`, a round begins, and the proposals are emptied first.
 pub fn draft_requests<'t>(
     texts: &'t mut [Option<GrowingText>],
     scores: &'t Scores,
     allowed: &Allowance,
     vocab: usize,
-    anew: bool,
+    is_new: bool,
 ) -> Vec<DraftRequest<'t>> {
     let texts = texts.iter_mut().enumerate();
     let growing =
@@ -99,21 +101,21 @@ pub fn draft_requests<'t>(
         let ctx = DraftContext {
             history,
             sampler,
-            // Each node needs a mask of its own.
+            // Each node would need its own mask.
             nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
             depth: allowed.depth.min(max_tokens - 1),
             vocab,
             chain: allowed.chain,
             draft_steps: allowed.draft_steps,
             rate: allowed.rate,
-            verified: scored_at.filter(|_| anew).map(|(position, first)| Verified {
+            verified: scored_at.filter(|_| is_new).map(|(position, first)| Verified {
                 position,
                 tree: scored,
                 scores,
                 first,
             }),
         };
-        if anew {
+        if is_new {
             proposal.reset(ctx.root());
         }
         DraftRequest { text: sequence, ctx, out: proposal }

@@ -1,29 +1,29 @@
 //! Log-probabilities of the tokens of a text.
 //!
-//! They are the model's own, before bans, grammar, penalty, temperature and filters.
+//! They are the model's own, before bans, grammar, penalties, temperature and filters.
 
 use anyhow::Result;
 use gemma_base::tensor::{Token, math};
 use gemma_model::sampler;
 
-/// The log-probability of a token of a text, and the likeliest tokens in its place.
+/// Log-probability of a token, and the most likely tokens at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogProbs {
     pub token: Token,
-    /// `None` for the first token of a text, which nothing predicts.
+    /// `None` for the first token of a text, which has no prediction.
     pub log_prob: Option<f32>,
-    /// The likeliest tokens with their log-probabilities, best first.
+    /// The most likely tokens with their log-probabilities, best first.
     pub best: Vec<(Token, f32)>,
 }
 
 impl TokenLogProbs {
-    /// Makes the entry of the first token of a text.
+    /// Creates the entry of a text's first token.
     pub fn first(token: Token) -> TokenLogProbs {
         TokenLogProbs { token, log_prob: None, best: Vec::new() }
     }
 
-    /// Computes the log-probabilities of a row of logits behind which `token` stands, with the `n`
-    /// likeliest tokens. A row without a largest number is an error.
+    /// Computes log-probabilities from the logits that predict `token`, with the `n` most likely
+    /// tokens. Fails if the row has no finite maximum.
     pub fn new(logits: &[f32], token: Token, n: usize) -> Result<TokenLogProbs> {
         let mut best = sampler::best(logits, n.max(1))?;
         let log_sum = math::log_sum_exp(logits);

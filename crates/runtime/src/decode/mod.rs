@@ -1,4 +1,4 @@
-//! The loop, verification, text that is certain, statistics.
+//! The decoding loop: scheduling, verification, output of final text, statistics.
 
 mod growth;
 pub mod log_probs;
@@ -28,32 +28,32 @@ use gemma_base::tensor::Token;
 use gemma_model::engine::Timeline;
 use gemma_model::sampler::Sampler;
 
-/// Where generation ends by itself.
+/// Conditions that end generation.
 pub struct GenerationLimits<'a> {
     pub max_tokens: usize,
     /// Tokens that end the text; they are not part of it.
     pub stop_ids: &'a [Token],
-    /// Looked at before each pass.
+    /// Checked before each pass.
     pub interrupt: &'a AtomicBool,
 }
 
-/// Why generation ended.
+/// Reason for the end of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// The target picked this stop id.
+    /// The target picked this stop token.
     Token(Token),
-    /// Enough tokens, or the context is full.
+    /// `max_tokens` was reached, or the context is full.
     Length,
-    /// The receiver of the events said so.
+    /// The event receiver asked to stop.
     Receiver,
     Interrupt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Tokens of the prompt that are cached, of how many.
+    /// Number of cached tokens of the prompt, and its length.
     Prefill(usize, usize),
-    /// The text grew by this token.
+    /// This token was added to the text.
     Token(Token),
 }
 
@@ -63,11 +63,10 @@ pub enum Flow {
     Stop,
 }
 
-/// Grows one `history` until something stops it. For one seed the text is the same whatever the
-/// drafter proposes and the policy takes of it.
+/// Generates one text until a stop condition.
 ///
-/// The target's cache may hold anything: it is brought in line with `history` first. An empty
-/// history is an error, and so is one that leaves no room in the context.
+/// For a given seed, the text does not depend on drafter and policy. The target's cache is first
+/// synchronised with `history`. Fails for an empty history, and for one that fills the context.
 pub fn generate(
     target: &mut Timeline,
     drafter: &mut dyn Drafter,

@@ -1,19 +1,19 @@
-//! Prefix cache: beginnings of texts that were read before. Prefixes are kept where texts ended,
-//! began to grow, or parted; sequences in use count too.
+//! Prefix cache in memory. It keeps prefixes of texts at the positions where texts ended, started
+//! generating, or diverged. Sequences in use also serve as prefixes.
 //!
-//! A sliding window forgets the keys that going back needs, so a text can go on only from the
-//! places whose windows were kept. Prefixes share pages with the sequences that they were read in.
-//! The least recently used prefix goes first when sequences need pages.
+//! A sliding window drops the keys that a rollback needs, so a text can only continue at positions
+//! with retained windows. Prefixes share pages with the sequences that they were read in. When
+//! sequences need pages, the least recently used prefix is dropped first.
 
 use anyhow::Result;
 use gemma_base::kv::{PAGE, SLACK};
 use gemma_base::tensor::Token;
 use gemma_model::engine::{Prefix, Timeline};
 
-/// Prefixes at most: each is compared with each new text.
+/// Most prefixes: each is compared with each new text.
 const MOST: usize = 256;
 
-/// Returns the number of tokens of the whole pages among so many.
+/// Rounds a number of tokens down to whole pages.
 pub(super) fn whole_pages(tokens: usize) -> usize {
     tokens / PAGE * PAGE
 }
@@ -24,21 +24,22 @@ pub(super) fn common(a: &[Token], b: &[Token]) -> usize {
 
 struct KeptPrefix {
     prefix: Prefix,
-    /// When it was of use last, in the same count as sequences.
+    /// Time of its last use, on the same clock as `Prefixes::used`.
     used: u64,
 }
 
-/// Prefixes of one target, and when each of its sequences was of use last.
+/// Retained prefixes of one target, and the last use of its sequences.
 pub struct Prefixes {
     is_on: bool,
     kept: Vec<KeptPrefix>,
-    /// By sequence.
+    /// Time of last use, by sequence.
     used: Vec<u64>,
     now: u64,
 }
 
 impl Prefixes {
-    /// Makes an empty cache for so many sequences. Nothing is kept before [`start`](Self::start).
+    /// Creates an empty cache for `sequences` sequences. Nothing is kept before
+    /// [`start`](Self::start).
     pub fn new(sequences: usize) -> Prefixes {
         Prefixes { is_on: false, kept: Vec::new(), used: vec![0; sequences], now: 0 }
     }
@@ -51,7 +52,7 @@ impl Prefixes {
         self.is_on = true;
     }
 
-    /// Marks a sequence as used now.
+    /// Sets a sequence's last use to now.
     pub fn touch(&mut self, sequence: usize) {
         self.now += 1;
         self.used[sequence] = self.now;
@@ -62,15 +63,17 @@ impl Prefixes {
         self.used[sequence]
     }
 
-    /// Returns the number of tokens that a text need not read if it takes this sequence.
+    /// Returns the number of tokens that need not be read if a text with `history` uses this
+    /// sequence.
     pub fn gain(&self, target: &Timeline, sequence: usize, history: &[Token]) -> usize {
         let common = target.common(sequence, history);
-        // Behind a window that has moved on nothing is left; a prefix may hold it.
+        // A window that moved past this point is lost in the sequence; a retained prefix may have
+        // it.
         let is_lost = self.is_on && target.position(sequence) - common > SLACK;
         if is_lost { 0 } else { common }
     }
 
-    /// Keeps what a sequence holds of its first `tokens` tokens in whole pages.
+    /// Retains the whole pages of a sequence's first `tokens` tokens.
     pub fn retain(&mut self, target: &mut Timeline, sequence: usize, tokens: usize) {
         let tokens = whole_pages(tokens);
         if !self.is_on || tokens == 0 {
@@ -89,8 +92,8 @@ impl Prefixes {
         self.kept.push(KeptPrefix { prefix, used: self.now });
     }
 
-    /// Puts the longest prefix of `past` into a sequence that holds less of it: a kept one, or what
-    /// another sequence holds at this moment.
+    /// Replaces a sequence by the longest available prefix of `past`, if it is longer than what the
+    /// sequence holds. The prefix is a retained one, or currently in another sequence.
     pub fn resume(&mut self, target: &mut Timeline, sequence: usize, past: &[Token]) {
         if !self.is_on {
             return;
@@ -108,7 +111,7 @@ impl Prefixes {
         let mut found: Vec<_> = self.kept.iter().enumerate().filter_map(longer).collect();
         found.sort_unstable_by(|a, b| b.cmp(a));
         for (pages, i) in found {
-            // A prefix may lack the windows that its beginnings need.
+            // A prefix may lack the windows for shorter parts of it.
             if target.resume(sequence, &self.kept[i].prefix, pages).is_ok() {
                 self.now += 1;
                 self.kept[i].used = self.now;
@@ -117,8 +120,8 @@ impl Prefixes {
         }
     }
 
-    /// Returns how far `past` was read before, in whole pages, whether or not a text can go on
-    /// from there. Others may part from it there too.
+    /// Returns how many tokens of `past` were read before, in whole pages, even if a text cannot
+    /// continue there. Other texts may also diverge there.
     pub fn fork(&self, target: &Timeline, sequence: usize, past: &[Token]) -> usize {
         if !self.is_on {
             return 0;
@@ -129,8 +132,8 @@ impl Prefixes {
         whole_pages(kept.chain(held).max().unwrap_or(0))
     }
 
-    /// Lets go of what was of use longest ago until so many pages are free; `is_idle` says which
-    /// sequences have no text.
+    /// Drops the least recently used prefixes and idle sequences until `pages` pages are free.
+    /// `is_idle` returns whether a sequence has no text.
     pub fn make_room(
         &mut self,
         target: &mut Timeline,

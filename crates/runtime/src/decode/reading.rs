@@ -1,4 +1,4 @@
-//! Which part of each prompt a pass reads, and which texts grow in it.
+//! Plans each pass: the part of each prompt to read, and the texts to generate.
 
 use super::growth::GrowingText;
 use super::{Request, Scheduler};
@@ -7,38 +7,40 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::is_place;
 use gemma_model::engine::TokenTree;
 
-/// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
+/// Most prompt rows in a pass that also generates, so that generating texts are not delayed.
 const PROMPT_ROWS: usize = 64;
-/// The most rows of prompts that get scores in a pass: the logits of each take up to 1 MiB.
+/// Most prompt rows with scores in a pass: the logits of each use up to 1 MiB.
 const SCORED_ROWS: usize = 64;
 
-/// Rows of the prompts' parts in a pass.
+/// Rows of the prompt parts in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     pub rows: usize,
-    /// They are those of an image that leaves no room for other texts.
+    /// Set if they belong to an image that leaves no room for other texts.
     pub alone: bool,
 }
 
 impl Scheduler<'_> {
-    /// Refuses a request whose images the target cannot read.
+    /// Fails for a request with images that the target cannot read.
     pub(super) fn check_images(&self, request: &Request) -> Result<()> {
         if !request.history.iter().any(|item| is_place(*item)) {
             return Ok(());
         }
         let Some(images) = &self.target.engine().info().images else {
-            return Err(Fault::usage("the prompt has an image, and the model takes none").into());
+            return Err(Fault::usage("the prompt has an image, but the model accepts none").into());
         };
         if request.scored.is_some() {
             let what = "the tokens of a prompt with images have no log-probabilities";
-            return Err(Fault::usage(what).help("ask for those of the answer alone").into());
+            return Err(Fault::usage(what).help("request only those of the answer").into());
         }
         images.check(&request.history)
     }
 
-    /// Decides how many tokens of each prompt the pass reads: an equal share each, and unused rows
-    /// go to the next prompt. An image is never cut. An image larger than a share is read without
-    /// other prompts, and without texts that grow if it leaves no rows for them.
+    /// Decides how many tokens of each prompt this pass reads.
+    ///
+    /// Prompts have equal shares; unused rows go to the next prompt. Images are not cut. An image
+    /// larger than a share is read without other prompts, and without generating texts if it leaves
+    /// no rows for them.
     pub(super) fn plan_reading(&mut self) -> Planned {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
         let most = self.target.engine().info().max_rows - growing;
@@ -61,7 +63,7 @@ impl Scheduler<'_> {
             let lacks_scores = text.request.lacks_scores();
             let taken = match lacks_scores {
                 true => rest.len().min(share).min(scored),
-                // An image that is larger waits for its turn.
+                // A larger image waits for its turn.
                 false => Some(self.target.fitting(rest, share)).filter(|n| *n <= rows).unwrap_or(0),
             };
             text.chunk = TokenTree::chain(&rest[..taken]);
@@ -71,8 +73,8 @@ impl Scheduler<'_> {
         Planned { rows: all - rows, alone: false }
     }
 
-    /// Returns a prompt that goes on with an image of more rows than its share of `rows`, and the
-    /// image's rows. If other prompts are read too, every other pass is theirs.
+    /// Returns a sequence with a prompt that continues with an image of more rows than its share of
+    /// `rows`, and the rows needed. If other prompts are waiting too, they get every other pass.
     fn large_image(&self, reading: &[usize], rows: usize) -> Option<(usize, usize)> {
         self.target.engine().info().images.as_ref()?;
         let share = (rows / reading.len().max(1)).max(1);
@@ -89,13 +91,13 @@ impl Scheduler<'_> {
         Some(large[turn / 2 % large.len()])
     }
 
-    /// Returns the sequences of the texts that can grow now: none if an image is `alone` in the
-    /// pass. A grammar may need long to say what may follow: the others do not wait for it.
+    /// Returns the sequences of texts to generate in this pass; none if an image is `alone` in it.
+    /// Texts with a grammar mask that is not ready are left out.
     pub(super) fn find_growing(&mut self, alone: bool) -> Vec<usize> {
         for text in self.texts.iter_mut().flatten().filter(|text| text.grows()) {
             text.rests = alone || !text.request.sampler.is_ready(&text.request.history);
             if text.rests {
-                // The next pass has no scores of its tree.
+                // The next pass will have no scores of its tree.
                 text.scored_at = None;
             }
         }

@@ -1,4 +1,4 @@
-//! Texts on their way into the scheduler and out of it.
+//! Requests to the scheduler, and their results.
 
 use std::sync::Arc;
 
@@ -9,28 +9,27 @@ use gemma_base::tensor::Token;
 use gemma_model::models::Image;
 use gemma_model::sampler::Sampler;
 
-/// A text to be grown. A text that ends or pauses is given back as the request that continues it.
+/// A generation request. A text that ends or pauses is returned as the request that continues it.
 #[derive(Debug)]
 pub struct Request {
     /// The prompt and the generated tokens.
     pub history: Vec<Token>,
-    /// The images that the history names. Their soft tokens are kept as long as the request is.
+    /// The images in the history. Their soft tokens are kept while the request exists.
     pub images: Vec<Arc<Image>>,
     pub sampler: Sampler,
-    /// The most tokens that may still come. The context may hold fewer.
+    /// The most tokens to generate. The context may have less room.
     pub max_tokens: usize,
     pub stats: Stats,
-    /// The number of likeliest tokens beside each token's own log-probability; `None` for no
+    /// Number of most likely tokens to report with each token's log-probability; `None` for no
     /// log-probabilities.
     pub top_log_probs: Option<usize>,
-    /// The number of tokens of the history that have log-probabilities already, where the prompt is
-    /// to have them too; `None` leaves out the prompt. With a prompt, the token that ends the text
-    /// also has them.
+    /// Number of history tokens that already have log-probabilities, if the prompt needs them too;
+    /// `None` leaves out the prompt. With a prompt, the token that ends the text also has them.
     pub scored: Option<usize>,
 }
 
 impl Request {
-    /// Makes a request of an answer to `history`, with empty statistics and without
+    /// Creates a request for an answer to `history`, with empty statistics and without
     /// log-probabilities.
     pub fn new(history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Request {
         let sampler = sampler.answering(history.len());
@@ -39,24 +38,24 @@ impl Request {
         Request { history, images, sampler, max_tokens, stats, top_log_probs, scored }
     }
 
-    /// Returns whether tokens of the prompt lack the log-probabilities that they are to have.
+    /// Returns whether tokens of the prompt still need log-probabilities.
     pub fn lacks_scores(&self) -> bool {
         self.scored.is_some_and(|scored| scored < self.history.len())
     }
 }
 
-/// A request that was not admitted.
+/// A request that was rejected.
 #[derive(Debug)]
 pub struct Refused {
     pub request: Request,
     pub error: Error,
 }
 
-/// A text that has ended. An error is the text's own: other texts continue.
+/// A text that has ended. An error affects only this text.
 pub struct Ended {
     pub sequence: usize,
     pub text: Request,
     pub stop: Result<StopReason>,
-    /// Log-probabilities of the tokens since the last call for them.
+    /// Log-probabilities of the tokens since the last request for them.
     pub log_probs: Vec<TokenLogProbs>,
 }

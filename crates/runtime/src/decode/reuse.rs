@@ -1,4 +1,4 @@
-//! Parts of texts that were read before, in memory and on disk.
+//! Reuse of prefixes that were read before, from memory and disk.
 
 use super::growth::GrowingText;
 use super::prefixes::{common, whole_pages};
@@ -6,13 +6,13 @@ use super::{PromptCache, Scheduler};
 use anyhow::Result;
 
 impl<'a> Scheduler<'a> {
-    /// Keeps prefixes of texts in pages that no text needs.
+    /// Keeps prefixes of texts in unused pages.
     pub fn keeping_prefixes(mut self) -> Self {
         self.prefixes.start();
         self
     }
 
-    /// Keeps prompts on disk, too.
+    /// Also keeps prompts on disk.
     pub fn with_prompt_cache(mut self, prompts: Option<&'a mut PromptCache>) -> Self {
         self.prompts = prompts;
         self
@@ -23,15 +23,15 @@ impl<'a> Scheduler<'a> {
         self.prompts.as_deref_mut()
     }
 
-    /// Writes a page to the prompt cache. Returns whether there was one to write.
+    /// Writes one page to the prompt cache. Returns whether there was one to write.
     pub fn write_page(&mut self) -> Result<bool> {
         self.prompts.as_mut().map_or(Ok(false), |prompts| prompts.write(self.target))
     }
 }
 
 impl Scheduler<'_> {
-    /// Returns whether a text shares more with one that is being read than its sequence holds. It
-    /// then waits, so that the shared part is read once.
+    /// Returns whether a text shares a longer prefix with a text that is being read than its
+    /// sequence holds. It then waits, so that the shared part is read only once.
     fn waits(&self, sequence: usize) -> bool {
         let past = self.texts[sequence].as_ref().map_or(&[][..], GrowingText::past);
         let held = self.target.position(sequence);
@@ -43,18 +43,18 @@ impl Scheduler<'_> {
         self.prefixes.is_on() && self.sequences_where(GrowingText::is_read).iter().any(reads_more)
     }
 
-    /// Puts the longest prefix of an admitted text that memory or the disk holds into its sequence.
-    /// Returns whether the rest can be read now.
+    /// Loads the longest prefix of an admitted text from memory or disk into its sequence. Returns
+    /// whether the rest can be read now.
     pub(super) fn find_prefix(&mut self, sequence: usize) -> Result<bool> {
         let text = self.texts[sequence].as_ref().expect("it is admitted");
         if text.request.lacks_scores() {
-            // All of its prompt has to be read.
+            // Its whole prompt must be read.
             self.target.clear(sequence)?;
             return Ok(true);
         }
         let past = text.past();
         match self.prompts.as_ref().and_then(|prompts| prompts.reads()) {
-            // One prefix is copied at a time. It may be this text's, too.
+            // Only one prefix is copied at a time, possibly that of this text.
             Some(other) if other != sequence => return Ok(false),
             Some(_) => {}
             None => {

@@ -1,9 +1,9 @@
-//! The loop: draft, score, verify, and let the histories grow. One text is the usual case, several
-//! share the target's passes; plain decoding is the same loop without drafts.
+//! The generation loop: draft, score, verify, and extend the histories. Usually there is one text.
+//! Several texts share the target's passes. Plain decoding is the same loop without drafts.
 //!
-//! A pass reads the weights once, however few rows it has, so texts that share it come sooner
-//! together than one after the other. The result of a row does not depend on the rows beside it, so
-//! each text is the same as if it were generated alone.
+//! A pass reads the weights once regardless of its number of rows, so texts that share passes
+//! finish sooner in total. The result of a row does not depend on the other rows, so each text is
+//! the same as if it were generated alone.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,16 +26,16 @@ use gemma_base::kv::PAGE;
 use gemma_base::tensor::Token;
 use gemma_model::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 
-/// How long nothing is done where all texts wait for their grammars.
+/// Sleep between polls while every text waits for a grammar mask.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// A target, its drafter, and the texts that share both.
+/// A target, its drafter, and the texts that share them.
 pub struct Scheduler<'a> {
     pub(super) target: &'a mut Timeline,
     drafter: &'a mut dyn Drafter,
     policy: &'a mut Policy,
     stop_ids: &'a [Token],
-    /// Looked at before each pass.
+    /// Checked before each pass.
     interrupt: &'a AtomicBool,
     /// By sequence of the target.
     pub(super) texts: Vec<Option<GrowingText>>,
@@ -44,13 +44,13 @@ pub struct Scheduler<'a> {
     scores: Scores,
     passes: u64,
     pub(super) rounds: u64,
-    /// The error that the next step ends with.
+    /// An error that the next step returns.
     failure: Option<Error>,
 }
 
 impl<'a> Scheduler<'a> {
-    /// Makes a scheduler without texts. `stop_ids` are tokens that end a text and are not part of
-    /// it. The target's caches may hold anything.
+    /// Creates a scheduler without texts. `stop_ids` are tokens that end a text and are not part of
+    /// it. The target's caches may have any content.
     pub fn new(
         target: &'a mut Timeline,
         drafter: &'a mut dyn Drafter,
@@ -76,12 +76,12 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Returns the number of texts at once.
+    /// Returns the most texts at once.
     pub fn sequences(&self) -> usize {
         self.texts.len()
     }
 
-    /// Returns the number of texts that are read or grow.
+    /// Returns the number of texts that are being read or generated.
     pub fn running(&self) -> usize {
         self.texts.iter().flatten().count()
     }
@@ -90,19 +90,20 @@ impl<'a> Scheduler<'a> {
         self.running() < self.texts.len()
     }
 
-    /// Returns the number of passes that scored anything.
+    /// Returns the number of passes that scored trees.
     pub fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// Returns passes, those among them that only read prompts.
+    /// Returns the number of all passes, including those that only read prompts.
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Gives a text a free sequence and returns its number. The sequence that holds most of the
-    /// text is taken; of equal ones, the one unused for longest. Nothing is read yet. An empty
-    /// history and one that leaves no room in the context are refused.
+    /// Assigns a free sequence to a request and returns it.
+    ///
+    /// Chooses the sequence that holds most of the history, and on ties the least recently used
+    /// one. Nothing is read yet. Fails for an empty history and for one that fills the context.
     pub fn admit(&mut self, mut request: Request) -> Result<usize, Box<Refused>> {
         let room = room(self.target, &request.history).and_then(|room| {
             self.check_images(&request)?;
@@ -143,18 +144,18 @@ impl<'a> Scheduler<'a> {
         Ok(sequence)
     }
 
-    /// Ends a text; `None` where there is none.
+    /// Ends a text; `None` if there is none.
     pub fn cancel(&mut self, sequence: usize) -> Option<Ended> {
         self.texts[sequence].is_some().then(|| self.end(sequence, Ok(StopReason::Receiver)))
     }
 
-    /// Returns the log-probabilities of the tokens of a text since the last call.
+    /// Returns the log-probabilities of a text's tokens since the last call.
     pub fn take_log_probs(&mut self, sequence: usize) -> Vec<TokenLogProbs> {
         self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.log_probs))
     }
 
     fn end(&mut self, sequence: usize, stop: Result<StopReason>) -> Ended {
-        let mut text = self.texts[sequence].take().expect("there is such a text");
+        let mut text = self.texts[sequence].take().expect("the sequence has a text");
         if let TextStage::Grows(begun) = text.stage {
             text.request.stats.decode_time += begun.elapsed();
         }
@@ -167,10 +168,12 @@ impl<'a> Scheduler<'a> {
         Ended { sequence, text, stop, log_probs }
     }
 
-    /// Runs one pass. `on_event` gets the events of each text, by its sequence, and may end it.
-    /// Returns the texts that came to an end; their sequences are free again. An error is one that
-    /// no running text survives. A pass that ends texts and then fails returns the texts, and the
-    /// next step returns its error.
+    /// Runs one pass. `on_event` receives the events of each text with its sequence, and may end
+    /// it.
+    ///
+    /// Returns the texts that ended; their sequences are free again. An error affects all running
+    /// texts. If a pass ends texts and then fails, their results are returned first, and the next
+    /// step returns the error.
     pub fn step(&mut self, on_event: &mut dyn FnMut(usize, Event) -> Flow) -> Result<Vec<Ended>> {
         let mut ended = Vec::new();
         let passed = match self.failure.take() {
@@ -184,7 +187,7 @@ impl<'a> Scheduler<'a> {
         Ok(ended)
     }
 
-    /// Runs one pass. Texts that come to an end go to `ended`, also before an error.
+    /// Runs one pass. Adds ended texts to `ended`, even before an error.
     fn pass(
         &mut self,
         on_event: &mut dyn FnMut(usize, Event) -> Flow,
@@ -241,7 +244,7 @@ impl<'a> Scheduler<'a> {
             let text = self.texts[sequence].as_ref().expect("it is being read");
             let read = Event::Prefill(self.target.position(sequence), text.past().len());
             if !text.chunk.is_empty() && on_event(sequence, read) == Flow::Stop {
-                // A receiver that sees an interruption may say so too.
+                // A receiver that sees an interruption may also ask to stop.
                 let interrupted = self.interrupt.load(Ordering::Relaxed);
                 let stop = if interrupted { StopReason::Interrupt } else { StopReason::Receiver };
                 ended.push(self.end(sequence, Ok(stop)));
@@ -250,14 +253,14 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Returns the sequences whose text satisfies `predicate`.
+    /// Returns the sequences with texts that satisfy `predicate`.
     pub(super) fn sequences_where(&self, predicate: impl Fn(&GrowingText) -> bool) -> Vec<usize> {
         let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&predicate);
         (0..self.texts.len()).filter(is).collect()
     }
 
-    /// Starts the reading of admitted texts behind the part that the cache holds, and the growth of
-    /// those that are read.
+    /// Starts to read admitted texts after their cached part, and to generate texts after they were
+    /// read.
     fn begin_texts(&mut self) -> Result<()> {
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
@@ -281,7 +284,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Begins the reading of what its sequence does not hold of a text.
+    /// Starts to read the part of a text that its sequence does not hold.
     fn begin_reading(&mut self, sequence: usize) {
         let text = self.texts[sequence].as_mut().expect("it is to be read");
         let cached = self.target.position(sequence);
@@ -293,7 +296,7 @@ impl<'a> Scheduler<'a> {
         text.stage = TextStage::Reads;
     }
 
-    /// Makes a tree for each of these texts, and of all of them as many nodes as pay.
+    /// Drafts one tree per text. The policy limits the total number of nodes.
     fn propose(&mut self, growing: &[usize], prompt_rows: usize) -> Result<Allowance> {
         if growing.is_empty() {
             return Ok(Allowance::default());
@@ -327,8 +330,8 @@ impl<'a> Scheduler<'a> {
         Ok(allowed)
     }
 
-    /// Scores all trees and reads the prompts' parts. While the target's device does, the drafter
-    /// may work ahead.
+    /// Scores all trees and reads the prompts' parts. The drafter may work ahead while the device
+    /// runs.
     fn score(
         &mut self,
         growing: &[usize],
@@ -337,7 +340,7 @@ impl<'a> Scheduler<'a> {
     ) -> Result<Pass> {
         let mut inputs = Vec::with_capacity(self.texts.len());
         let (mut output, mut row) = (Some((1, usize::MAX)), 0);
-        // A list that is long enough to pick from may still be too short to learn from.
+        // A list that suffices to pick a token may be too short for the drafter to learn from.
         let listed = if self.drafter.reads_target() { verified::BEST } else { 1 };
         for &sequence in growing {
             let text = self.texts[sequence].as_ref().expect("it grows");
@@ -369,7 +372,7 @@ impl<'a> Scheduler<'a> {
         Ok(pass)
     }
 
-    /// Lets the drafter work while the target's device does.
+    /// Lets the drafter work while the target's device runs.
     fn work_ahead(
         &mut self,
         growing: &[usize],
@@ -389,16 +392,17 @@ impl<'a> Scheduler<'a> {
         let requests = draft_requests(&mut self.texts, &self.scores, allowed, vocab, false);
         let start = Instant::now();
         let (mut at_work, mut looked, mut last) = (start, false, Duration::ZERO);
-        drafter.meanwhile(&requests, &mut || {
+        drafter.draft_ahead(&requests, &mut || {
             let (busy, now) = (target.is_busy(), start.elapsed());
             (at_work, looked) = (if busy { start + now } else { at_work }, true);
-            // Half of a batch may run on after the pass: it is not lost if the guess is right.
+            // Half of a batch may run past the end of the pass. This work is not lost if the guess
+            // is right.
             let batch = now - std::mem::replace(&mut last, now);
             usual == Duration::MAX || busy && now + batch / 2 < usual
         })?;
         if looked {
             pass.ahead = start.elapsed();
-            // The device was last seen busy at `at_work`. It may have been idle since.
+            // The device was last seen busy at `at_work`, and may have been idle since.
             pass.late = match target.is_busy() {
                 true => Duration::ZERO,
                 false => pass.ahead.saturating_sub(at_work - start),
@@ -407,7 +411,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Verifies each tree against the pass. A text whose rule fails has an error of its own.
+    /// Verifies each tree against the pass. If a text's rule fails, its result is an error.
     fn verify(&mut self, growing: &[usize]) -> Vec<Result<Verdict>> {
         let mut row = 0;
         let mut verdicts = Vec::with_capacity(growing.len());
@@ -427,8 +431,8 @@ impl<'a> Scheduler<'a> {
         verdicts
     }
 
-    /// Takes the log-probabilities of prompts from the rows of their parts, which stand behind the
-    /// rows of the trees. Returns the texts without any, with their errors.
+    /// Computes log-probabilities of prompts from the scored rows of their parts, which follow the
+    /// rows of the trees. Removes texts that fail and returns them with their errors.
     fn take_prompt_scores(&mut self, growing: &[usize]) -> Vec<(usize, Error)> {
         let trees = growing.iter().flat_map(|sequence| &self.texts[*sequence]);
         let mut row = trees.map(|text| text.proposal.len()).sum();
@@ -443,7 +447,7 @@ impl<'a> Scheduler<'a> {
         failed
     }
 
-    /// Lets a text grow by the tokens of a verdict. Returns what ends it.
+    /// Adds the tokens of a verdict to a text. Returns the stop reason if the text ends.
     fn grow(
         &mut self,
         sequence: usize,
@@ -481,7 +485,7 @@ impl<'a> Scheduler<'a> {
         Ok(None)
     }
 
-    /// Commits the accepted rows of all texts at once. The rows are in scratch since the pass.
+    /// Commits the accepted rows of all texts at once. They are still in scratch.
     fn commit(&mut self) -> Result<()> {
         let texts = self.texts.iter().enumerate();
         let pasts: Vec<_> =
@@ -516,7 +520,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// Returns the number of tokens that the context has room for after `history`.
+/// Returns the number of tokens that fit in the context after `history`.
 pub fn room(target: &Timeline, history: &[Token]) -> Result<usize> {
     let context = target.engine().context(0);
     if history.is_empty() {

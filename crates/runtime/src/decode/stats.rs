@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Verdict;
 use crate::draft::{Pass, Proposal};
 
-/// Drafted and accepted nodes.
+/// Counts of drafted and accepted nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub drafted: u64,
@@ -18,7 +18,7 @@ impl Tally {
         self.accepted += other.accepted;
     }
 
-    /// Returns the acceptance rate: accepted of drafted.
+    /// Returns the acceptance rate: accepted divided by drafted.
     pub fn rate(self) -> f64 {
         ratio(self.accepted, self.drafted)
     }
@@ -29,29 +29,29 @@ impl Tally {
 pub struct Stats {
     /// Tokens of the history before generation.
     pub prompt_tokens: u64,
-    /// Tokens of the history that were not cached yet.
+    /// Tokens of the history that were not cached.
     pub prefilled: u64,
     /// Tokens generated.
     pub tokens: u64,
     /// Verification passes of the target.
     pub passes: u64,
     pub total: Tally,
-    /// Passes by accepted length: entry `n` counts those that brought `n + 1` tokens, the target's
-    /// own included.
+    /// Passes by accepted length: entry `n` counts passes that added `n + 1` tokens, including the
+    /// target's own.
     pub lengths: Vec<u64>,
-    /// Entry `n` counts nodes `n + 1` below the root. A drafted node counts as accepted if its
-    /// whole path is.
+    /// Entry `n` counts nodes at depth `n + 1`. A drafted node counts as accepted if its whole path
+    /// is.
     pub by_depth: Vec<Tally>,
     pub by_source: Vec<(&'static str, Tally)>,
     pub prefill_time: Duration,
-    /// Everything after prefill.
+    /// Total time after prefill.
     pub decode_time: Duration,
-    /// The parts of it spent on drafting, with the target waiting, and in the target's passes.
+    /// Parts of `decode_time`: drafting while the target waits, and passes of the target.
     pub draft_time: Duration,
     pub pass_time: Duration,
-    /// Drafting while the target's device worked: part of `pass_time`.
+    /// Drafting while the target's device runs: part of `pass_time`.
     pub hidden_time: Duration,
-    /// From the call to its first token.
+    /// From the call to the first token.
     pub first_token: Option<Duration>,
 }
 
@@ -85,7 +85,7 @@ impl Stats {
         &mut self.by_source[at].1
     }
 
-    /// Adds the rounds that another one counted; times and the tokens around them stay.
+    /// Adds the rounds of other statistics, without their times and prompt tokens.
     pub fn add_rounds(&mut self, other: &Stats) {
         self.passes += other.passes;
         self.total.add(other.total);
@@ -102,7 +102,7 @@ impl Stats {
         other.by_source.iter().for_each(|(name, one)| self.source(name).add(*one));
     }
 
-    /// Returns the number of tokens that the passes brought.
+    /// Returns the number of tokens that the passes added.
     pub fn committed(&self) -> u64 {
         self.lengths.iter().enumerate().map(|(n, count)| (n as u64 + 1) * count).sum()
     }
@@ -112,8 +112,8 @@ impl Stats {
         ratio(self.committed(), self.passes)
     }
 
-    /// Returns the tokens of the history that a cache held. The newest one is never cached: a pass
-    /// has to score it.
+    /// Returns the tokens of the history that were cached. The newest token is never cached,
+    /// because a pass must score it.
     pub fn cached_tokens(&self) -> u64 {
         self.prompt_tokens.saturating_sub(self.prefilled + 1)
     }
@@ -122,7 +122,7 @@ impl Stats {
         per_second(self.prefilled, self.prefill_time)
     }
 
-    /// Returns the tokens generated per second of decoding.
+    /// Returns the generated tokens per second of decoding.
     pub fn decode_rate(&self) -> f64 {
         per_second(self.tokens, self.decode_time)
     }

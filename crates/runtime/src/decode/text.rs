@@ -1,37 +1,38 @@
-//! Generated tokens to text that may be shown: whole characters, and nothing that could still
-//! become a stop string. A thought is apart from the answer, and stop strings do not end it.
+//! Converts generated tokens to text that can be shown. It withholds incomplete characters and
+//! possible beginnings of stop strings. Thoughts are separate from the answer, and stop strings do
+//! not apply to them.
 
 use gemma_base::tensor::Token;
 use gemma_model::models::{Detokenizer, Tokenizer};
 
-/// Text as it becomes certain.
+/// Stream of text that can no longer change.
 pub struct TextStream<'a> {
     detokenizer: Detokenizer<'a>,
     stops: Vec<String>,
-    /// Decoded, not yet shown: it begins like a stop string.
+    /// Decoded text that is withheld because it may begin a stop string.
     held: String,
     shown: String,
-    /// Index of the stop string that has come.
+    /// Index of the stop string that was found.
     stop: Option<usize>,
     /// Tokens around a thought.
     channel: Option<(Token, Token)>,
     part: Part,
-    /// A line break of a thought is held back.
+    /// Whether a line break of a thought is withheld.
     held_break: bool,
-    /// Control tokens that are shown, each as a character that the text has nowhere else.
+    /// Control tokens to show, each with a character that replaces it.
     marks: Vec<(Token, char)>,
 }
 
-/// Part of the text that grows.
+/// Kind of the current text.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Answer,
-    /// The first line of a thought, which is the name of its channel.
+    /// The first line of a thought: the name of its channel.
     Name,
     Thought,
 }
 
-/// Text that became certain.
+/// Text that is final.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TextPiece<'s> {
     Answer(&'s str),
@@ -46,13 +47,14 @@ impl<'a> TextStream<'a> {
         TextStream { detokenizer, stops, held, shown, stop, channel, part, held_break, marks }
     }
 
-    /// Shows these control tokens as these characters. Text that has one gets U+FFFD instead.
+    /// Shows control tokens as these characters. If the text itself contains one of them, it
+    /// becomes U+FFFD.
     pub fn showing(mut self, marks: Vec<(Token, char)>) -> Self {
         self.marks = marks;
         self
     }
 
-    /// Returns the text that this token makes certain.
+    /// Returns the text that becomes final with this token.
     pub fn push(&mut self, token: Token) -> TextPiece<'_> {
         let part = self.part;
         let text = match self.channel {
@@ -85,8 +87,8 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// Returns the certain text of a thought. A line break is held back, as the one before the
-    /// thought's end is no part of it.
+    /// Returns the final text of a thought. Withholds a line break, since the last one before the
+    /// thought's end is not part of it.
     fn thought(&mut self, text: &str) -> &str {
         self.shown.clear();
         if !text.is_empty() {
@@ -102,17 +104,17 @@ impl<'a> TextStream<'a> {
         &self.shown
     }
 
-    /// Returns whether a stop string has come. It is not part of the text.
+    /// Returns whether a stop string was found. It is not part of the text.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Returns the stop string that has come.
+    /// Returns the stop string that was found.
     pub fn stop_string(&self) -> Option<&str> {
         self.stop.map(|stop| self.stops[stop].as_str())
     }
 
-    /// Returns the held text of the answer when no token follows.
+    /// Returns the withheld text of the answer at the end.
     pub fn finish(&mut self) -> &str {
         let rest = self.detokenizer.finish();
         self.take(if self.part == Part::Answer { &rest } else { "" });
@@ -146,7 +148,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Returns the number of bytes of the longest end of `text` that begins `stop`.
+/// Returns the length in bytes of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
     (1..=longest)

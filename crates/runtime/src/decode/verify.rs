@@ -1,4 +1,4 @@
-//! Verification is equality: a node is accepted if it is the token that the sampler picks there.
+//! Verification by equality: a node is accepted if it is the token that the sampler picks there.
 
 use anyhow::Result;
 
@@ -6,26 +6,26 @@ use gemma_base::tensor::Token;
 use gemma_model::engine::{Scores, TokenTree};
 use gemma_model::sampler::Sampler;
 
-/// Outcome of a round for one tree.
+/// Result of a round for one tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Accepted nodes, root first.
     pub path: Vec<u32>,
-    /// The target's token after them.
+    /// The target's own token after them.
     pub next: Token,
 }
 
 impl Verdict {
-    /// Returns the tokens that the history grows by.
+    /// Returns the tokens to add to the history.
     pub fn tokens(&self, tree: &TokenTree) -> Vec<Token> {
         self.path[1..].iter().map(|&node| tree.tokens[node as usize]).chain([self.next]).collect()
     }
 }
 
-/// Walks from the root to the child that carries the token picked, for as long as there is one.
+/// Follows the picked tokens from the root as long as the tree has them.
 ///
-/// `scores` has a row per node from row `first` on, `history` ends with the root. The sampler's
-/// rule is asked along the accepted path alone.
+/// `scores` has one row per node, starting at row `first`. `history` ends with the root. The
+/// sampler's rule is only evaluated along the accepted path.
 pub fn verify(
     tree: &TokenTree,
     scores: &Scores,
@@ -61,7 +61,7 @@ mod tests {
         tree.push(0, 2);
         tree.push(a, 2);
         let c = tree.push(a, 1);
-        // Row 0 prefers 1; every other row prefers 1 a little over 3.
+        // Row 0 prefers token 1; every other row prefers 1 slightly over 3.
         let logits =
             [[0., 5., 1., 2.], [0., 5., 1., 4.], [0.; 4], [0.; 4], [0., 5., 1., 4.]].concat();
         let scores = Scores { vocab: 4, logits, ..Scores::default() };
@@ -72,7 +72,7 @@ mod tests {
         };
         assert_eq!(verdict(1.0), Verdict { path: vec![0, a, c], next: 1 });
         assert_eq!(verdict(1.0).tokens(&tree), [1, 1, 1]);
-        // Once 1 stands in the path it falls behind 3.
+        // With 1 in the path, its penalised logit is below that of 3.
         assert_eq!(verdict(2.0), Verdict { path: vec![0, a], next: 3 });
     }
 }

@@ -1,14 +1,14 @@
-//! Cost of a pass of the target by its rows, c(M), for each of a few ranges of context.
-//! `policy/passes.rs` updates it by measured passes.
+//! Cost of a target pass by its number of rows, c(M), for several ranges of context length.
+//! `policy/passes.rs` updates it with measured passes.
 
 use std::collections::BTreeMap;
 
 use gemma_base::kv::PAGE;
 
-/// Upper bound of the seconds of a pass.
+/// Upper bound of a valid pass time in seconds.
 const LONGEST: f32 = 3600.0;
 
-/// Seconds that a pass takes by its number of rows.
+/// Pass time in seconds by number of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostCurve {
     /// `[rows - 1]`
@@ -16,8 +16,8 @@ pub struct CostCurve {
 }
 
 impl CostCurve {
-    /// Makes a curve of measured (rows, seconds), by ascending rows from 1 on. It is linear between
-    /// them.
+    /// Creates a curve from measured (rows, seconds) in ascending order from 1 row. It is linear
+    /// between the points.
     pub fn new(points: &[(usize, f32)]) -> Self {
         assert!(
             points.first().is_some_and(|p| p.0 == 1),
@@ -35,8 +35,8 @@ impl CostCurve {
         CostCurve { seconds }
     }
 
-    /// Makes a curve of one value per number of rows, as [`seconds`](Self::seconds) returned them.
-    /// Returns `None` for values that no measurement can have given.
+    /// Restores a curve from one value per number of rows, as returned by
+    /// [`seconds`](Self::seconds). Returns `None` for impossible values.
     pub fn restored(seconds: Vec<f32>) -> Option<Self> {
         let sane = |s: &f32| s.is_normal() && (0.0..LONGEST).contains(s);
         (!seconds.is_empty() && seconds.iter().all(sane)).then_some(CostCurve { seconds })
@@ -46,24 +46,24 @@ impl CostCurve {
         self.seconds.len()
     }
 
-    /// Returns the seconds of a pass over so many rows. A pass never costs less than a pass over
-    /// one row, whatever each was last seen to take.
+    /// Returns the seconds of a pass over `rows` rows. It is never below the time of one row, even
+    /// if noise made a measurement lower.
     pub fn cost(&self, rows: usize) -> f32 {
         self.seconds[rows.clamp(1, self.max_rows()) - 1].max(self.seconds[0])
     }
 
-    /// Returns the seconds by rows, from 1 on.
+    /// Returns the seconds by number of rows, from 1 upwards.
     pub fn seconds(&self) -> &[f32] {
         &self.seconds
     }
 
-    /// Multiplies the cost of each number of rows by `factor` of it.
+    /// Multiplies each entry by `factor` of its number of rows.
     pub fn scale(&mut self, factor: impl Fn(usize) -> f32) {
         self.seconds.iter_mut().enumerate().for_each(|(i, cost)| *cost *= factor(i + 1));
     }
 }
 
-/// Returns the range of context that a history of this length falls into: one page, or up to 4, 16,
+/// Returns the index of the context range for a history of this length: one page, or up to 4, 16,
 /// 64, ...
 pub fn range(position: usize) -> usize {
     match position.div_ceil(PAGE) {
@@ -72,39 +72,39 @@ pub fn range(position: usize) -> usize {
     }
 }
 
-/// Curves of the ranges of context that were met.
+/// Cost curves of the context ranges that occurred.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// Curves by range, at least one.
+    /// Curves by range; at least one.
     curves: BTreeMap<usize, CostCurve>,
 }
 
 impl Default for Costs {
-    /// Assumes a second for each pass.
+    /// Assumes one second per pass.
     fn default() -> Self {
         Costs::new(CostCurve::new(&[(1, 1.0)]), 0)
     }
 }
 
 impl Costs {
-    /// Makes costs of one curve, measured at this position.
+    /// Creates costs from one curve, measured at this position.
     pub fn new(curve: CostCurve, position: usize) -> Self {
         Costs { curves: BTreeMap::from([(range(position), curve)]) }
     }
 
-    /// Makes costs of known curves, by range. Returns `None` without any.
+    /// Restores costs from curves by range. Returns `None` if there are none.
     pub fn restored(known: impl IntoIterator<Item = (usize, CostCurve)>) -> Option<Self> {
         let curves: BTreeMap<_, _> = known.into_iter().collect();
         (!curves.is_empty()).then_some(Costs { curves })
     }
 
-    /// Returns the known curves by range.
+    /// Returns the curves by range.
     pub fn known(&self) -> impl Iterator<Item = (usize, &CostCurve)> {
         self.curves.iter().map(|(range, curve)| (*range, curve))
     }
 
-    /// Returns the curve for a history of this length. A new range begins with the present values
-    /// of the nearest one.
+    /// Returns the curve for a history of this length. A new range starts with a copy of the
+    /// nearest one.
     pub fn at(&mut self, position: usize) -> &mut CostCurve {
         let here = range(position);
         if !self.curves.contains_key(&here) {

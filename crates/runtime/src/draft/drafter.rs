@@ -1,7 +1,7 @@
 //! The interface of drafters.
 //!
-//! A drafter is asked once a round. It reads the outcome of its last proposal off the history, and
-//! the target's scores off [`Verified`]. Its state derives from the history.
+//! A drafter is called once per round. It infers the outcome of its last proposal from the history,
+//! and receives the target's scores in [`Verified`]. Its state is a function of the history.
 
 use std::time::Duration;
 
@@ -14,27 +14,26 @@ use gemma_base::tensor::Token;
 use gemma_model::engine::Assistant;
 use gemma_model::sampler::Sampler;
 
-/// One text, and the bounds of its proposal.
+/// One text, and the limits of its proposal.
 #[derive(Clone, Copy)]
 pub struct DraftContext<'a> {
-    /// All tokens so far, at least one; the last one is the root of the tree.
+    /// All tokens so far, at least one. The last one is the root of the tree.
     pub history: &'a [Token],
     pub sampler: &'a Sampler,
-    /// The most nodes to propose, the root not counted.
+    /// The most nodes to propose, without the root.
     pub nodes: usize,
-    /// The longest path. Deeper nodes would pass the end of the text.
+    /// The most depth. Deeper nodes would exceed the end of the text.
     pub depth: usize,
-    /// Ids from here on are unknown to the target.
+    /// First id that is unknown to the target.
     pub vocab: usize,
-    /// Propose one line, no branches.
+    /// Propose a chain without branches.
     pub chain: bool,
-    /// The most passes of a draft model before the target's. With 0 only free sources are asked.
+    /// The most draft model passes before the target's pass. With 0, only free sources are used.
     pub draft_steps: usize,
-    /// Tokens a second that plain decoding brings, for drafters that weigh their own time; `None`
-    /// requests for decisions that do not depend on the clock.
+    /// Plain decoding rate in tokens per second, for drafters that weigh their own time. `None`
+    /// makes decisions independent of the clock.
     pub rate: Option<f32>,
-    /// The target's scores of the last round's tree, where [`Drafter::reads_target`] requests for
-    /// them.
+    /// The target's scores of the last round's tree, if [`Drafter::reads_target`] returns true.
     pub verified: Option<Verified<'a>>,
 }
 
@@ -45,12 +44,12 @@ impl DraftContext<'_> {
     }
 }
 
-/// A request for the proposal of one text.
+/// A request to draft for one text.
 pub struct DraftRequest<'a> {
-    /// The text's place among those that are drafted for: its sequence of the target.
+    /// Index of the text: its sequence of the target.
     pub text: usize,
     pub ctx: DraftContext<'a>,
-    /// Holds only the root before candidates are added.
+    /// Result. Initially it holds only the root.
     pub out: &'a mut Proposal,
 }
 
@@ -61,26 +60,26 @@ impl DraftRequest<'_> {
     }
 }
 
-/// A maker of proposals for all texts that grow.
+/// Creates draft proposals for all generating texts.
 pub trait Drafter {
     /// Adds candidates for each of these texts. Returns the number of draft model passes. A drafter
-    /// may use the target's assistant, if it has one.
+    /// may use the target's assistant, if there is one.
     fn propose(
         &mut self,
         requests: &mut [DraftRequest<'_>],
         assistant: Option<&mut dyn Assistant>,
     ) -> Result<usize>;
-    /// Drafts ahead, below these proposals, while the target's device scores them and `more`
-    /// returns true. The contexts are those of the proposals. Only the cost and quality of the next
-    /// proposals depend on it.
-    fn meanwhile(
+    /// Extends these proposals ahead of time, while the target's device scores them and `more`
+    /// returns true. The contexts are those of the proposals. This only affects cost and quality of
+    /// the next proposals.
+    fn draft_ahead(
         &mut self,
         _requests: &[DraftRequest<'_>],
         _more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         Ok(())
     }
-    /// Reads a part of a text's prompt while the target's device works and `more` returns true.
+    /// Reads part of a text's prompt while the target's device runs and `more` returns true.
     fn read_ahead(
         &mut self,
         _text: usize,
@@ -89,21 +88,21 @@ pub trait Drafter {
     ) -> Result<()> {
         Ok(())
     }
-    /// Reads a new text's prompt ahead of the first proposal, as much of its end as takes about
+    /// Reads a new text's prompt before the first proposal: as much of its end as takes about
     /// `most`.
     fn prepare(&mut self, _text: usize, _history: &[Token], _most: Duration) -> Result<()> {
         Ok(())
     }
-    /// Returns whether [`DraftContext::verified`] is of use.
+    /// Returns whether the drafter uses [`DraftContext::verified`].
     fn reads_target(&self) -> bool {
         false
     }
-    /// Returns whether the text's ending, of some length, occurred before. The check is cheap and
-    /// serves rounds that would not ask.
+    /// Returns whether the text's ending occurred earlier in the text. The check is cheap and can
+    /// trigger drafting in rounds that would not draft.
     fn has_recent_match(&mut self, _text: usize, _history: &[Token]) -> bool {
         false
     }
-    /// Adds its counts so far.
+    /// Adds its counts so far to `out`.
     fn figures(&self, _out: &mut DraftFigures) {}
     /// Returns why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
@@ -111,7 +110,7 @@ pub trait Drafter {
     }
 }
 
-/// Proposes nothing: plain decoding.
+/// Proposes nothing, for plain decoding.
 pub struct NoDraft;
 
 impl Drafter for NoDraft {

@@ -2,48 +2,49 @@
 
 use super::costs::Costs;
 
-/// Measurements of drafting that the next text or run begins with.
+/// Measurements that initialise drafting in the next text or run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Habits {
-    /// Tokens that a draft step brings, and the rounds in which that was measured; by step.
+    /// By draft step: mean tokens that the step adds, and the number of rounds measured.
     pub survival: Vec<(f32, f32)>,
-    /// Seconds that the target waits for one draft step.
+    /// Seconds that the target waits per draft step.
     pub level: f32,
 }
 
-/// Counts since the drafter was made.
+/// Counts since the drafter was created.
 #[derive(Clone, Debug, Default)]
 pub struct DraftFigures {
-    /// Rounds after work ahead, and rounds among them whose first token the draft model had read.
+    /// Rounds after work ahead, and those with a first token that the draft model had already
+    /// evaluated.
     pub ahead: u64,
     pub hits: u64,
-    /// Passes of the draft model, and their rows, reading prompts not counted.
+    /// Passes and rows of the draft model, without reading prompts.
     pub draft_passes: u64,
     pub draft_rows: u64,
-    /// Rounds with drafts, the expected number of their tokens, and the real one.
+    /// Rounds with drafts, their expected tokens, and their actual tokens.
     pub rounds: u64,
     pub predicted: f64,
     pub realised: f64,
-    /// Factor for the chances, 1 for full trust.
+    /// Correction factor for the probabilities, 1 for full trust.
     pub trust: f32,
-    /// Tokens of all rounds, and their time without drafts by the measured cost of a pass over one
-    /// row.
+    /// Tokens of all rounds, and their estimated time in plain decoding, from the measured cost of
+    /// one row.
     pub plain_tokens: u64,
     pub plain_seconds: f64,
-    /// c(M), where it is known.
+    /// c(M), if known.
     pub costs: Option<Costs>,
-    /// Measurements that the next run begins with.
+    /// Measurements that initialise the next run.
     pub habits: Habits,
 }
 
 impl DraftFigures {
-    /// Counts the tokens of a round, and the seconds that plain decoding takes for them.
+    /// Adds a round's tokens, and the seconds that plain decoding would need for them.
     pub fn plain(&mut self, tokens: usize, seconds: f32) {
         self.plain_tokens += tokens as u64;
         self.plain_seconds += seconds as f64;
     }
 
-    /// Counts a round with drafts: the accepted nodes that were expected, and all tokens.
+    /// Adds a round with drafts: the expected accepted nodes, and all tokens.
     pub fn drafted(&mut self, texts: usize, expected: f32, tokens: usize) {
         self.rounds += texts as u64;
         self.predicted += (texts as f32 + expected) as f64;

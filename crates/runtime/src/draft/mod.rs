@@ -1,8 +1,8 @@
-//! Draft trees that the target verifies. Drafts change the speed of a text, never its tokens.
+//! Draft trees, which the target verifies. Drafts change the speed of a text, never its tokens.
 //!
-//! The scheduler asks a [`Drafter`] for a [`Proposal`] once a round, and a [`Policy`] how much of
-//! it a pass takes. [`TreeBuilder`] is the drafter of all [`sources`]; [`mix`] makes one
-//! probability of their opinions. Start reading in [`drafter`].
+//! Once per round, the scheduler requests a [`Proposal`] from a [`Drafter`], and a [`Policy`]
+//! decides how much of it the pass verifies. [`TreeBuilder`] is the drafter that uses all
+//! [`sources`]; [`mix`] combines their probabilities. Start reading in [`drafter`].
 
 pub mod builder;
 pub mod costs;

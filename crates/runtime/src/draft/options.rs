@@ -1,4 +1,4 @@
-//! Options of drafts.
+//! Draft options of the command line.
 
 use std::str::FromStr;
 
@@ -7,12 +7,12 @@ use gemma_base::error::Fault;
 /// `--draft-tree`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TreeSize {
-    /// As many nodes as pay.
+    /// As many nodes as the policy considers worthwhile.
     #[default]
     Auto,
-    /// One line.
+    /// A chain without branches.
     Chain,
-    /// Always this many nodes.
+    /// Always this number of nodes.
     Nodes(usize),
 }
 
@@ -33,17 +33,17 @@ impl FromStr for TreeSize {
     }
 }
 
-/// The shape of drafts.
+/// Limits of the draft tree's shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftOptions {
     pub tree: TreeSize,
-    /// `--draft-tokens`: longest line drafted, and with [`TreeSize::Chain`] the only one; `None` as
-    /// long as pays.
+    /// `--draft-tokens`: the most depth of a tree, and with [`TreeSize::Chain`] the exact length;
+    /// `None` lets the policy decide.
     pub tokens: Option<usize>,
 }
 
 impl DraftOptions {
-    /// Returns the number of nodes, where the user has set it.
+    /// Returns the number of nodes, if the user fixed it.
     pub fn fixed(self) -> Option<usize> {
         match (self.tree, self.tokens) {
             (TreeSize::Nodes(n), _) | (TreeSize::Chain, Some(n)) => Some(n),
@@ -52,10 +52,10 @@ impl DraftOptions {
     }
 }
 
-/// Whether to draft while the target's device works.
+/// Whether to draft while the target's device runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ahead {
-    /// Where it pays.
+    /// If it is faster.
     #[default]
     Auto,
     Always,

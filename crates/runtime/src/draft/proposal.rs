@@ -1,26 +1,26 @@
-//! A token tree with the probability and the source of each node.
+//! A draft tree with the probability and the source of each node.
 
 use gemma_base::tensor::Token;
 use gemma_model::engine::TokenTree;
 
-/// Draft tokens of one round. Node 0 is the newest token of the history.
+/// Draft tree of one round. Node 0 is the newest token of the history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
     pub tree: TokenTree,
-    /// Estimated chance that the target takes the whole path to the node: 1 at the root, never
-    /// above the parent's. `[nodes]`
+    /// Estimated probability that the target accepts the whole path to the node: 1 for the root,
+    /// never above the parent's. `[nodes]`
     pub chance: Vec<f32>,
-    /// Name of the source that gave the node its chance; empty at the root. `[nodes]`
+    /// Name of the source that determined the node's probability; empty for the root. `[nodes]`
     pub source: Vec<&'static str>,
 }
 
 impl Proposal {
-    /// Makes a proposal of the root alone.
+    /// Creates a proposal with only a root.
     pub fn root(token: Token) -> Self {
         Proposal { tree: TokenTree::root(token), chance: vec![1.0], source: vec![""] }
     }
 
-    /// Empties it to a root, keeping its memory.
+    /// Resets it to a root, keeping its buffers.
     pub fn reset(&mut self, token: Token) {
         self.tree.clear();
         self.tree.tokens.push(token);
@@ -31,18 +31,18 @@ impl Proposal {
         self.source.push("");
     }
 
-    /// Returns the number of nodes, the root included.
+    /// Returns the number of nodes, including the root.
     pub fn len(&self) -> usize {
         self.tree.len()
     }
 
-    /// Returns whether nothing is proposed.
+    /// Returns whether there are no nodes besides the root.
     pub fn is_empty(&self) -> bool {
         self.len() <= 1
     }
 
-    /// Adds a child that is taken with this chance once its parent is. If an equal child stands
-    /// there, the higher chance counts. Returns its index.
+    /// Adds a child with this probability given its parent. If an equal child exists, it keeps the
+    /// higher probability. Returns its index.
     pub fn add(
         &mut self,
         parent: u32,
@@ -62,20 +62,20 @@ impl Proposal {
         node
     }
 
-    /// Returns the expected number of tokens taken, the root not counted.
+    /// Returns the expected number of accepted tokens, without the root.
     pub fn expected(&self) -> f32 {
         self.chance[1..].iter().sum()
     }
 
-    /// Returns the nodes without the root, most likely first; a parent comes before its children.
+    /// Returns the nodes without the root, most likely first; parents come before children.
     pub fn by_chance(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (1..self.len() as u32).collect();
-        // The sort is stable: among equals the parent stands first.
+        // The sort is stable, so that a parent precedes a child of equal probability.
         order.sort_by(|&a, &b| self.chance[b as usize].total_cmp(&self.chance[a as usize]));
         order
     }
 
-    /// Keeps the `n` likeliest nodes besides the root.
+    /// Keeps the `n` most likely nodes, in addition to the root.
     pub fn keep_best(&mut self, n: usize) {
         if self.len() > n + 1 {
             let mut keep = vec![false; self.len()];
@@ -85,8 +85,8 @@ impl Proposal {
         }
     }
 
-    /// Drops nodes below `most_depth` and ids from `vocab` on, then the least likely nodes above
-    /// `nodes`.
+    /// Drops nodes deeper than `most_depth` and ids from `vocab` upwards, then the least likely
+    /// nodes beyond `nodes`.
     pub fn limit(&mut self, nodes: usize, most_depth: usize, vocab: usize) {
         let allowed = |(&depth, &token): (&u32, &Token)| {
             depth == 0 || depth as usize <= most_depth && (token as usize) < vocab
@@ -99,7 +99,7 @@ impl Proposal {
         self.keep_best(nodes);
     }
 
-    /// Drops nodes, each with its descendants.
+    /// Drops unwanted nodes and their descendants.
     fn keep(&mut self, wanted: &[bool]) {
         let mut kept = Proposal::root(self.tree.tokens[0]);
         let mut place: Vec<Option<u32>> = vec![Some(0)];

@@ -2,46 +2,45 @@
 
 use std::time::Duration;
 
-/// The round that begins.
+/// Description of a round at its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
-    /// Texts that share the pass, and the longest history among them.
+    /// Number of texts that share the pass, and the longest history among them.
     pub texts: usize,
     pub position: usize,
-    /// Upper bound of the nodes of a pass besides the roots.
+    /// Upper bound of the nodes in the pass, without the roots.
     pub most: usize,
-    /// The ending of a text occurred before, by
+    /// Whether the ending of a text occurred earlier, see
     /// [`Drafter::has_recent_match`](super::Drafter::has_recent_match).
     pub recent_match: bool,
 }
 
-/// Bounds of drafting in a round.
+/// Limits of drafting in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Allowance {
-    /// Nodes and depth for each text.
+    /// Most nodes and depth per text.
     pub nodes: usize,
     pub depth: usize,
-    /// One line, no branches.
+    /// Whether trees must be chains.
     pub chain: bool,
-    /// Passes of a draft model. With 0 only free sources are asked.
+    /// Most draft model passes. With 0, only free sources are used.
     pub draft_steps: usize,
-    /// Tokens a second of plain decoding. `None` asks for decisions that do not depend on the
-    /// clock.
+    /// Plain decoding rate in tokens per second. `None` makes decisions independent of the clock.
     pub rate: Option<f32>,
-    /// Only tokens that a grammar forces are proposed.
+    /// Whether only tokens forced by a grammar are proposed.
     pub only_forced: bool,
 }
 
-/// A verification pass of the target.
+/// Measurements of a verification pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pass {
     /// Rows of all trees, and of prompts that are read in the pass.
     pub rows: usize,
-    /// Time from the beginning of the pass until its tokens were known.
+    /// Time from the start of the pass until its tokens were known.
     pub time: Duration,
     /// Part of the time in which the drafter worked ahead.
     pub ahead: Duration,
-    /// End of that part, in which the device may have been done already.
+    /// Last part of `ahead`, in which the device may already have been idle.
     pub late: Duration,
 }
 
@@ -49,7 +48,7 @@ pub struct Pass {
 #[derive(Clone, Copy, Debug)]
 pub struct RoundOutcome<'a> {
     pub pass: Pass,
-    /// Nodes of each text that the target accepted, root included, in the order of
+    /// Accepted nodes of each text, including the root, in the order of
     /// [`Policy::choose`](super::Policy::choose).
     pub paths: &'a [Vec<u32>],
 }

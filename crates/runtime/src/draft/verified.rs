@@ -1,31 +1,33 @@
-//! The target's scores of the last round's tree, which the history does not hold.
+//! The target's scores of the last round's tree.
 
 use gemma_base::tensor::Token;
 use gemma_model::engine::{Scores, TokenTree};
 use gemma_model::sampler::Sampler;
 
-/// Tokens kept of each row.
+/// Number of tokens kept per row.
 pub const BEST: usize = 8;
 
-/// A tree that the target has scored. Only [`best`](Self::best) searches a row of logits, so a
-/// round without drafts does no more work than plain decoding.
+/// A tree that the target has scored.
+///
+/// Rows of logits are only searched by [`best`](Self::best), so a round without drafts does no more
+/// work than plain decoding.
 #[derive(Clone, Copy)]
 pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
     pub position: usize,
     pub tree: &'a TokenTree,
-    /// A row per node of the tree, that of the root at `first`.
+    /// One row per node of the tree, the root's at index `first`.
     pub scores: &'a Scores,
     pub first: usize,
 }
 
 impl Verified<'_> {
-    /// Returns the likeliest tokens behind a node and their logits, best first, at most [`BEST`].
+    /// Returns the most likely tokens after a node with their logits, best first, at most [`BEST`].
     pub fn best(&self, node: usize, sampler: &Sampler) -> Vec<(Token, f32)> {
         let row = self.first + node;
         match self.scores.best.get(row) {
             Some(best) => best[..best.len().min(BEST)].to_vec(),
-            // A row off the accepted path may hold NaN. That is no error.
+            // A row outside the accepted path may hold NaN without being an error.
             None => sampler.best(self.scores.row(row), BEST).unwrap_or_default(),
         }
     }

@@ -14,33 +14,33 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 use gemma_model::sampler::{Mask, TokenRule};
 
-/// Processor time of a mask from which a background thread computes the masks of a text.
+/// Processor time of a mask above which a background thread computes a text's masks.
 const LONG: Duration = Duration::from_millis(5);
 
-/// The rule of one text under a grammar. A mask depends only on the tokens before it; states are
-/// cached.
+/// The token rule of one text under a grammar. A mask depends only on the tokens before it; states
+/// are cached.
 pub struct GrammarRule {
     text: Arc<Text>,
 }
 
 struct Text {
     grammar: Grammar,
-    /// Tokens before the text begins.
+    /// Number of tokens before the constrained text.
     prompt: usize,
-    /// Tokens around the thought that comes before the text, if one does.
+    /// Tokens around the thought that precedes the text, if there is one.
     thought: Option<(Token, Token)>,
     states: Mutex<States>,
-    /// Set once a mask took long. From then on background threads compute the masks, one at a time.
+    /// Set after a slow mask. From then on, background threads compute the masks, one at a time.
     slow: AtomicBool,
     at_work: AtomicBool,
-    /// Set if a thread failed to compute a mask. The next call for the mask returns the error.
+    /// Set if a thread failed to compute a mask. The next request for the mask returns the error.
     failed: AtomicBool,
 }
 
-/// States behind `base`, the beginning of a text. They form a tree, parents before children.
+/// States after `base`, the beginning of a text. They form a tree, parents before children.
 #[derive(Default)]
 struct States {
-    /// The run of the grammar's machine that the states belong to.
+    /// Run of the grammar's machine that the states belong to.
     run: u64,
     base: Vec<Token>,
     nodes: Vec<Node>,
@@ -75,14 +75,14 @@ impl GrammarRule {
         self.text.mask(history)
     }
 
-    /// Returns whether the text behind the prompt may end here.
+    /// Returns whether the text after the prompt may end here.
     pub fn is_complete(&self, history: &[Token]) -> bool {
         self.text.is_complete(history)
     }
 }
 
 impl Text {
-    /// Returns the text that follows the grammar; `None` before its beginning.
+    /// Returns the constrained text; `None` before it begins.
     fn constrained<'h>(&self, history: &'h [Token]) -> Option<&'h [Token]> {
         let text = history.get(self.prompt..)?;
         match self.thought {
@@ -91,15 +91,15 @@ impl Text {
         }
     }
 
-    /// Returns the tokens that may follow before the text: the beginning of the thought, then all
-    /// but those that end a text.
+    /// Returns the tokens allowed before the constrained text. First only the beginning of the
+    /// thought is allowed, then all tokens except those that end a text.
     fn thought_mask(&self, is_begun: bool) -> Mask {
         let words = self.grammar.tokens().div_ceil(32);
         let mut words = vec![if is_begun { u32::MAX } else { 0 }; words];
         let begin = self.thought.as_ref().map_or(&[][..], |(begin, _)| slice::from_ref(begin));
         let changed = if is_begun { self.grammar.stops() } else { begin };
         for token in changed {
-            // A file may name a stop that its tokenizer does not have.
+            // A file may name a stop token that its tokenizer does not have.
             if let Some(word) = words.get_mut(*token as usize / 32) {
                 *word ^= 1 << (token % 32);
             }
@@ -117,8 +117,7 @@ impl Text {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the grammar's machine. Returns `None` if the machine has forgotten the state of the
-    /// query.
+    /// Sends a query to the grammar's machine. Returns `None` if the machine has dropped the state.
     fn ask(&self, ask: StateQuery, states: &mut States) -> Result<Option<MachineState>> {
         let answer = self.grammar.ask(ask, states.run)?;
         Ok(answer.map(|(state, run)| {
@@ -130,7 +129,7 @@ impl Text {
         }))
     }
 
-    /// Restarts the tree of states behind `base`.
+    /// Restarts the tree of states at `base`.
     fn restart(&self, states: &mut States, base: &[Token]) -> Result<()> {
         self.drop_nodes(states.run, &std::mem::take(&mut states.nodes));
         let root =
@@ -140,7 +139,7 @@ impl Text {
         Ok(())
     }
 
-    /// Returns the index of the state behind `text`, and computes it if necessary.
+    /// Returns the index of the state after `text`, computing it if necessary.
     fn find(&self, states: &mut States, text: &[Token]) -> Result<usize> {
         if states.nodes.is_empty() || !text.starts_with(&states.base) {
             // A different text is followed from its beginning.
@@ -155,7 +154,7 @@ impl Text {
                         states.nodes.push(Node::new(token, at as u32, state));
                         states.nodes.len() - 1
                     }
-                    // The machine was ended for others, and started again.
+                    // The machine was stopped in favour of others, and restarted.
                     None => {
                         self.restart(states, text)?;
                         return Ok(0);
@@ -166,7 +165,7 @@ impl Text {
         Ok(at)
     }
 
-    /// Computes the state behind a token.
+    /// Computes the state after one more token.
     fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<MachineState>> {
         let Node { number, is_complete, mask, .. } = &states.nodes[at];
         match *number {
@@ -205,7 +204,7 @@ impl States {
             .find(|&i| self.nodes[i].parent as usize == at && self.nodes[i].token == token)
     }
 
-    /// Returns whether the state behind `text` is cached.
+    /// Returns whether the state after `text` is cached.
     fn has(&self, text: &[Token]) -> bool {
         let newer = text.strip_prefix(&self.base[..]).filter(|_| !self.nodes.is_empty());
         newer.is_some_and(|newer| {
@@ -257,7 +256,7 @@ impl TokenRule for GrammarRule {
             let failed = work.0.mask(&history).is_err();
             work.0.failed.store(failed, Ordering::Release);
         };
-        // If no thread can be started the caller computes the mask itself.
+        // If no thread can be started, the caller computes the mask itself.
         std::thread::Builder::new().name("grammar".into()).spawn(work).is_err()
     }
 }
@@ -266,7 +265,7 @@ impl Text {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
         ensure!(
             history.len() >= self.prompt,
-            "a grammar begins behind {} tokens, and there are {}",
+            "a grammar begins after {} tokens, but there are only {}",
             self.prompt,
             history.len()
         );
@@ -276,7 +275,7 @@ impl Text {
         let mut states = self.states();
         let at = self.find(&mut states, text)?;
         states.nodes[at].mask.clone().map_err(|why| {
-            let what = format!("the grammar is too complex to go on: {why}");
+            let what = format!("the grammar is too complex to continue: {why}");
             Fault::usage(what).help("use fewer optional parts and repetitions").into()
         })
     }
@@ -285,7 +284,7 @@ impl Text {
         let Some(text) = self.constrained(history) else { return };
         let mut states = self.states();
         let Ok(root @ 1..) = self.find(&mut states, text) else { return };
-        // Keeps the nodes below the new root.
+        // Keeps the descendants of the new root.
         let mut place: Vec<Option<u32>> = vec![None; states.nodes.len()];
         let (mut kept, mut dropped) = (Vec::new(), Vec::new());
         for (i, node) in std::mem::take(&mut states.nodes).into_iter().enumerate() {

@@ -1,8 +1,7 @@
 //! A compiled grammar and the states of the texts that follow it.
 //!
-//! A machine runs in a child process of its own ([`super::place`]), because llguidance limits
-//! neither memory nor time for a foreign grammar. A state is a pure function of the tokens before
-//! it.
+//! A machine runs in its own child process ([`super::place`]), because llguidance limits neither
+//! memory nor time for an untrusted grammar. A state is a pure function of the tokens before it.
 
 use super::GrammarSource;
 use super::schema::{self, Prepared, Refusal};
@@ -20,30 +19,30 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Most work on one mask before a grammar counts as too complex. The limits are far above
-/// llguidance's own ones, so that the outcome does not depend on cached states.
+/// Most work per mask, above which a grammar counts as too complex. The limits are far above
+/// llguidance's defaults, so that the outcome does not depend on cached states.
 const LEXER_FUEL: u64 = 20_000_000;
 const ITEMS: usize = 1_000_000;
 
 /// A query to a machine. The answer is a [`MachineState`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum StateQuery {
-    /// The state behind these tokens of a text.
+    /// Returns the state after these tokens of a text.
     Walk(Vec<Token>),
-    /// The state behind one more token.
+    /// Returns the state after one more token.
     Step { from: u64, token: Token },
 }
 
 /// The state of a text under a grammar.
 #[derive(Clone, Debug)]
 pub struct MachineState {
-    /// The machine's number of the state; `None` for a forbidden text and for one that has ended.
+    /// The machine's number of the state; `None` for a forbidden text and for an ended one.
     pub number: Option<u64>,
     /// The allowed next tokens, or an error message.
     pub mask: Result<Mask, String>,
-    /// The text may end here.
+    /// Whether the text may end here.
     pub is_complete: bool,
-    /// Processor time that the state took.
+    /// Processor time to compute the state.
     pub time: Duration,
 }
 
@@ -56,7 +55,7 @@ pub struct GrammarMachine {
 }
 
 impl GrammarMachine {
-    /// Compiles a grammar. An invalid grammar is a usage fault that names the place.
+    /// Compiles a grammar. An invalid grammar is a usage fault that names the location.
     pub fn compile(
         source: &GrammarSource,
         vocabulary: &GrammarVocabulary,
@@ -109,12 +108,12 @@ impl GrammarMachine {
         self.look(matcher)
     }
 
-    /// Forgets states that no text needs any more.
+    /// Drops states that no text needs.
     pub fn forget(&mut self, states: &[u64]) {
         states.iter().for_each(|number| drop(self.states.remove(number)));
     }
 
-    /// Returns the state behind the end of a text, where only stop tokens may follow.
+    /// Returns the state after the end of a text, where only stop tokens may follow.
     fn behind_end(&self, more: &[Token]) -> MachineState {
         if more.iter().any(|token| !self.stops.contains(token)) {
             return MachineState::forbidden();
@@ -126,7 +125,7 @@ impl GrammarMachine {
     }
 
     /// Computes the mask of a new state. It is computed once, so that a state never depends on
-    /// queries of an earlier one.
+    /// later queries of an earlier one.
     fn look(&mut self, mut matcher: Matcher) -> MachineState {
         let is_complete = may_end(&mut matcher);
         if matcher.is_error() {
@@ -201,7 +200,7 @@ impl Compiler {
         }
     }
 
-    /// Makes the fault of an invalid grammar, with the place and a remedy.
+    /// Creates the fault of an invalid grammar, with the location and a remedy.
     fn explain(&self, source: &GrammarSource, why: &anyhow::Error) -> anyhow::Error {
         let help = match source {
             GrammarSource::JsonSchema(schema) => return self.explain_schema(schema, why),
@@ -217,14 +216,15 @@ impl Compiler {
         Fault::usage(format!("the {name} cannot be used: {}", brief(why))).help(help).into()
     }
 
-    /// Makes the fault of a schema, by our own refusal or by llguidance's error.
+    /// Creates the fault of an invalid schema, from this program's own check or from llguidance's
+    /// error.
     fn explain_schema(&self, schema: &Value, why: &anyhow::Error) -> anyhow::Error {
         let refusal = match why.downcast_ref::<Refusal>() {
             Some(refusal) => refusal.clone(),
             None => {
                 let why = brief(why);
-                // The innermost part with the same error has its reason. A required property that
-                // nothing fits has an error of its own.
+                // The innermost part with the same error is the reason. If nothing can match a
+                // required property, that part has its own error.
                 let is_of_part = why.contains("is unsatisfiable");
                 let reason = RefCell::new(why.clone());
                 let is_wrong = |part: Value| {
@@ -247,7 +247,7 @@ impl Compiler {
     }
 }
 
-/// Returns an error of llguidance without the parts for its developers.
+/// Returns an error of llguidance without its details for developers.
 fn brief(why: &anyhow::Error) -> String {
     let text = format!("{why:#}");
     let text = text.split("<non-verbose/>").next().unwrap_or_default();

@@ -1,13 +1,13 @@
-//! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
-//! by the `llguidance` crate.
+//! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression, using
+//! the `llguidance` crate.
 //!
 //! A grammar becomes a [`TokenRule`](gemma_model::sampler::TokenRule) of the sampler: a pure
 //! function from the tokens so far to the allowed next tokens. Drafts therefore change no text
-//! under a grammar. JSON has no free white space here: `, ` between items and `: ` behind keys, as
-//! in most training data. An answer cannot loop on blanks. The fixed parts of a schema are forced
-//! tokens, which drafts propose without any model.
+//! under a grammar. White space in JSON is fixed: `, ` between items and `: ` after keys, as in
+//! most training data. An answer therefore cannot loop on blanks. The fixed parts of a schema are
+//! forced tokens, which drafts propose without a model.
 //!
-//! Each grammar is compiled and followed in a child process of its own ([`place`]).
+//! Each grammar is compiled and followed in its own child process ([`place`]).
 
 mod follow;
 mod machine;
@@ -59,7 +59,7 @@ impl GrammarSource {
         }
     }
 
-    /// Returns the bytes of memory that it takes.
+    /// Returns the bytes of memory that it uses.
     pub fn held(&self) -> usize {
         match self {
             GrammarSource::JsonSchema(schema) => json::held(schema),
@@ -67,8 +67,8 @@ impl GrammarSource {
         }
     }
 
-    /// Returns the number of bytes, or an error if it exceeds [`LONGEST`]. Callers check the size
-    /// before they compare, rewrite or keep a source.
+    /// Returns the number of bytes. Fails if it exceeds [`LONGEST`]. Callers check the size before
+    /// they compare, rewrite or store a source.
     pub fn check_size(&self) -> Result<usize> {
         let bytes = match self {
             GrammarSource::JsonSchema(schema) => json::bytes(schema),
@@ -76,7 +76,7 @@ impl GrammarSource {
         };
         if bytes > LONGEST {
             let name = self.name();
-            let what = format!("the {name} has {bytes} bytes, and {LONGEST} are taken at most");
+            let what = format!("the {name} has {bytes} bytes, more than the limit of {LONGEST}");
             return Err(Fault::usage(what).help("leave out what answers do not need").into());
         }
         Ok(bytes)
@@ -91,15 +91,15 @@ pub struct Grammars(Arc<Shared>);
 
 struct Shared {
     vocabulary: GrammarVocabulary,
-    /// Most machines that run at once. A further one ends the least recently used machine.
+    /// Most machines that run at once. Starting another one ends the least recently used machine.
     most: usize,
-    /// Grammars whose machines run, least recently used first.
+    /// Grammars with running machines, least recently used first.
     running: Mutex<VecDeque<Weak<Compiled>>>,
 }
 
 impl Grammars {
-    /// Makes a compiler of grammars. `stops` are the tokens that end a text; they are allowed only
-    /// where the grammar is complete. `most` is the number of machines that may run at once.
+    /// Creates a compiler of grammars. `stops` are the tokens that end a text; they are only
+    /// allowed where the grammar is complete. `most` is the largest number of concurrent machines.
     pub fn new(tokenizer: Arc<Tokenizer>, stops: &[Token], most: usize) -> Result<Grammars> {
         let count = tokenizer.vocab();
         let stops: Vec<Token> =
@@ -118,8 +118,8 @@ impl Grammars {
         Ok(Grammars(Arc::new(Shared { vocabulary, most, running: Mutex::default() })))
     }
 
-    /// Compiles a grammar. An invalid grammar is a usage fault that names the place. The work ends
-    /// early once `is_wanted` returns false.
+    /// Compiles a grammar. An invalid grammar is a usage fault that names the location. The work is
+    /// aborted if `is_wanted` returns false.
     pub fn compile(&self, source: &GrammarSource, is_wanted: &dyn Fn() -> bool) -> Result<Grammar> {
         source.check_size()?;
         let place = MachineHost::start(source, &self.0.vocabulary, is_wanted)?;
@@ -147,7 +147,7 @@ impl Shared {
             let more = running.len().saturating_sub(self.most);
             running.drain(..more).filter_map(|other| other.upgrade()).collect()
         };
-        // A machine at work is skipped. It ends when it is the oldest again.
+        // A machine at work is skipped. It is ended when it is the oldest again.
         for other in ended {
             if let Ok(mut machine) = other.machine.try_lock() {
                 machine.place = None;
@@ -164,16 +164,16 @@ struct Compiled {
     source: GrammarSource,
     shared: Arc<Shared>,
     machine: Mutex<Running>,
-    /// The fault of a grammar that exceeded its limits. No text can follow it any more.
+    /// The fault of a grammar that exceeded its limits. Texts can no longer follow it.
     refused: OnceLock<Fault>,
-    /// States that no text needs any more, each with its run number.
+    /// States that no text uses any more, each with its run number.
     forgotten: Mutex<Vec<(u64, u64)>>,
 }
 
-/// A machine, or `None` after it was ended for others.
+/// A machine, or `None` after it was ended in favour of others.
 struct Running {
     place: Option<MachineHost>,
-    /// Number of the machine's start. State numbers are valid for one run.
+    /// Number of the machine's start. State numbers are only valid within one run.
     run: u64,
 }
 
@@ -182,13 +182,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Grammar {
-    /// Returns the rule for a text that begins behind `prompt` tokens.
+    /// Returns the rule for a text that begins after `prompt` tokens.
     pub fn follow(&self, prompt: usize) -> GrammarRule {
         self.follow_behind(prompt, None)
     }
 
-    /// Returns the rule for a text behind a prompt and a thought, whose first and last token are
-    /// given. The thought must come, and is free between them.
+    /// Returns the rule for a text after a prompt and a thought. `thought` holds the thought's
+    /// first and last token. The thought is mandatory, and its content is free.
     pub fn follow_behind(&self, prompt: usize, thought: Option<(Token, Token)>) -> GrammarRule {
         GrammarRule::new(self.clone(), prompt, thought)
     }
@@ -207,8 +207,8 @@ impl Grammar {
         self.0.shared.vocabulary.count()
     }
 
-    /// Asks the machine, and starts it if it does not run. Returns the state and its run, or `None`
-    /// if the query is about a state of another run.
+    /// Sends a query to the machine, starting it if necessary. Returns the state and its run, or
+    /// `None` if the query refers to a state of another run.
     fn ask(&self, ask: StateQuery, run: u64) -> Result<Option<(MachineState, u64)>> {
         let Compiled { source, shared, refused, forgotten, .. } = &*self.0;
         let mut machine = lock(&self.0.machine);
@@ -240,7 +240,7 @@ impl Grammar {
         }
     }
 
-    /// Marks states of a run as forgotten.
+    /// Marks states of a run as unneeded.
     fn forget(&self, run: u64, states: impl Iterator<Item = u64>) {
         lock(&self.0.forgotten).extend(states.map(|state| (run, state)));
     }
@@ -295,13 +295,13 @@ mod tests {
             }
             history.push(token);
         }
-        // All tokens are forced but the letters of the name and the choice of a boolean.
+        // All tokens are forced except the letters of the name and the choice of a boolean.
         assert_eq!(forced, r#"{"name": ", "old": rue}"#);
         let end = rule.mask(&history).unwrap();
         assert!(end.ends() && end.allows(1) && end.allows(END) && rule.is_complete(&history));
         history.push(END);
         assert!(rule.mask(&history).unwrap().ends());
-        // A brace in place of the quote of the name's value is forbidden.
+        // A brace instead of the quote of the name's value is forbidden.
         assert!(rule.mask(&[&prompt[..], &text[..9], &text[..1]].concat()).unwrap().is_empty());
     }
 
@@ -329,7 +329,7 @@ mod tests {
         assert!(!grammar.follow(2).mask(&history[..2]).unwrap().allows(channel.0));
     }
 
-    /// A mask does not depend on the order of queries, on rejected drafts, or on forgotten states.
+    /// A mask does not depend on the order of queries, on rejected drafts, or on dropped states.
     #[test]
     fn a_mask_depends_on_the_tokens_alone() {
         let (tokenizer, grammars) = grammars();
@@ -346,7 +346,7 @@ mod tests {
                     .wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % n
             };
-            // Makes random texts that the grammar allows.
+            // Generates random texts that the grammar allows.
             let rule = grammar.follow(1);
             let mut texts: Vec<(Vec<Token>, Arc<Mask>)> = Vec::new();
             for _ in 0..6 {
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// A machine that was ended for others is started again when its text continues.
+    /// A machine that was ended in favour of others is restarted when its text continues.
     #[test]
     fn texts_outlive_the_machines_that_they_began_with() {
         let (tokenizer, grammars) = grammars();

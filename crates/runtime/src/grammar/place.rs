@@ -1,5 +1,5 @@
-//! Host of a grammar's machine: a child process under limits, or this process if child processes
-//! are not allowed.
+//! Runs a grammar's machine: in a child process under limits, or in this process if child processes
+//! are not required.
 
 use super::GrammarSource;
 use super::machine::{GrammarMachine, MachineState, StateQuery};
@@ -16,9 +16,9 @@ use std::time::Duration;
 /// Role of a child process that runs a machine.
 pub const ROLE: &str = "--follow-grammar";
 
-/// Limits of such a child.
+/// Memory limits of that child.
 pub const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
-/// Limits of processor time for the compilation, and for one mask.
+/// Limits of processor time for compilation, and for one mask.
 pub const COMPILING: Duration = Duration::from_secs(2);
 const MASK: Duration = Duration::from_secs(1);
 
@@ -50,7 +50,7 @@ enum Reply {
         is_complete: bool,
         time: Duration,
     },
-    /// A text to encode. Any number of these messages come before the reply.
+    /// A text to encode. Any number of these messages may precede the reply.
     Encode(String),
 }
 
@@ -81,7 +81,7 @@ impl MachineHost {
         }
     }
 
-    /// Asks the machine. After an error the machine is gone.
+    /// Sends a query to the machine. After an error the machine has ended.
     pub fn answer(
         &mut self,
         forgotten: Vec<u64>,
@@ -107,7 +107,7 @@ impl MachineHost {
     }
 }
 
-/// Waits for a child's reply, and encodes texts for the child meanwhile.
+/// Waits for a child's reply. Encodes texts for the child while waiting.
 fn receive(
     child: &mut Child,
     vocabulary: &GrammarVocabulary,
@@ -123,7 +123,7 @@ fn receive(
     }
 }
 
-/// Returns the fault of a grammar whose machine ended.
+/// Returns the fault of a grammar after its machine ended.
 pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     let name = source.name();
     if end == ChildFailure::Unlimited {
@@ -134,7 +134,7 @@ pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
             format!("the {name} is too complex: it takes too much processor time")
         }
         ChildFailure::Memory => format!("the {name} is too complex: it takes too much memory"),
-        ChildFailure::Unwanted => format!("nobody waits for the {name} any more"),
+        ChildFailure::Unwanted => format!("the {name} is no longer needed"),
         ChildFailure::Failed | ChildFailure::Unlimited => {
             format!("the {name} cannot be used: the library that compiles it failed")
         }
@@ -142,7 +142,7 @@ pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
 }
 
-/// Runs a machine for the parent of this process until the parent ends. Returns the exit code.
+/// Runs a machine for the parent process until the parent ends. Returns the exit code.
 pub fn serve_parent() -> u8 {
     child::confined(LIMITS, || {
         let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };

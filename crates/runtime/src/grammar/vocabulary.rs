@@ -10,7 +10,7 @@ pub type Encode = Arc<dyn Fn(&str) -> Vec<Token> + Send + Sync>;
 
 /// Tokens of a tokenizer in the form that a machine needs.
 pub struct GrammarVocabulary {
-    /// By token: `[vocab]`, some bytes each. Tokens that no text spells have none.
+    /// Bytes of each token: `[vocab]`. Empty for tokens without text.
     words: Vec<Vec<u8>>,
     /// Tokens that end a text, at least one, all below `vocab`.
     stops: Vec<Token>,
@@ -23,14 +23,14 @@ struct Environment {
 }
 
 impl GrammarVocabulary {
-    /// Makes a vocabulary of `count` tokens. `bytes` returns the bytes of a token.
+    /// Creates a vocabulary of `count` tokens. `bytes` returns the bytes of a token.
     pub fn new(
         count: usize,
         bytes: impl Fn(Token) -> Vec<u8>,
         stops: Vec<Token>,
         encode: Encode,
     ) -> GrammarVocabulary {
-        // llguidance marks its own names by a byte that no text has.
+        // llguidance marks special names with a byte that does not occur in text.
         let is_text = |token: Token, bytes: &[u8]| {
             bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) && !stops.contains(&token)
         };
@@ -39,7 +39,7 @@ impl GrammarVocabulary {
         GrammarVocabulary { words, stops, encode }
     }
 
-    /// The vocabulary that [`to_bytes`](Self::to_bytes) wrote.
+    /// Reads a vocabulary written by [`to_bytes`](Self::to_bytes).
     pub fn from_bytes(
         mut bytes: &[u8],
         stops: Vec<Token>,
@@ -54,7 +54,7 @@ impl GrammarVocabulary {
         Some(GrammarVocabulary { words, stops, encode })
     }
 
-    /// The words, each behind its length.
+    /// Writes all words, each preceded by its length.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in &self.words {
@@ -76,7 +76,7 @@ impl GrammarVocabulary {
         (self.encode)(text)
     }
 
-    /// The vocabulary in llguidance's terms.
+    /// Returns the vocabulary as llguidance's environment.
     pub fn environment(&self) -> TokEnv {
         let info = TokRxInfo::new(self.words.len() as u32, self.stops[0]);
         let trie = TokTrie::from(&info, &self.words).with_eos_tokens(&self.stops);
@@ -93,8 +93,8 @@ impl TokenizerEnv for Environment {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
             let tokens = (self.encode)(text);
             let spelled = tokens.iter().flat_map(|token| self.trie.token(*token));
-            // A tokenizer that changes a text, such as its spaces, must not change what a grammar
-            // forces.
+            // If the tokenizer changes a text, such as its spaces, its tokens must not be used,
+            // because they would change the forced text.
             if spelled.eq(text.as_bytes()) {
                 tokens
             } else {

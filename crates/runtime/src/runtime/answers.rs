@@ -1,11 +1,11 @@
-//! Answers that grow together: text pieces, stop strings, grammars and finish reasons over the
+//! Answers in generation: text pieces, stop strings, grammars and finish reasons on top of the
 //! scheduler.
 //!
-//! `generate` and `chat` have one answer at a time ([`Answers::complete`]). A batch and the server
-//! have several ([`Answers::admit`], [`Answers::step`]). The text of an answer does not depend on
-//! the answers beside it.
+//! `generate` and `chat` run one answer at a time ([`Answers::complete`]). A batch and the server
+//! run several ([`Answers::admit`], [`Answers::step`]). The text of an answer does not depend on
+//! the other answers.
 //!
-//! The caller's own data of an answer travels with it as `T`.
+//! Each answer carries the caller's own data of type `T`.
 
 use crate::decode::text::{TextPiece, TextStream};
 use crate::decode::{
@@ -20,13 +20,13 @@ use gemma_model::models::Tokenizer;
 use gemma_model::sampler::{Sampler, SamplerConfig};
 use serde::Serialize;
 
-/// Why an answer ended.
+/// Reason for the end of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model ended its turn.
     Stop,
-    /// --max-tokens or the end of the context.
+    /// The limit of --max-tokens or of the context was reached.
     #[default]
     Length,
     StopString,
@@ -46,8 +46,8 @@ impl FinishReason {
     }
 }
 
-/// Returns the sampler of an answer. `ends` are the tokens that end one; `ignore_eos` bans them.
-/// Biases of tokens that do not exist are an error.
+/// Creates the sampler of an answer. `ends` are the tokens that end it; `ignore_eos` bans them.
+/// Fails for logit biases of unknown tokens.
 pub fn sampler(
     config: SamplerConfig,
     constrained: &Constrained,
@@ -71,41 +71,41 @@ pub fn sampler(
 
 /// A request for one answer.
 pub struct AnswerRequest<T> {
-    /// The prompt, at least one token, and the limits of the text.
+    /// The prompt (at least one token) and the limits of the text.
     pub text: Request,
-    /// The grammar that the text's sampler follows, if any.
+    /// The grammar for the text's sampler, if any.
     pub constrained: Constrained,
-    /// Texts that end the answer and are not part of it.
+    /// Strings that end the answer and are not part of it.
     pub stops: Vec<String>,
-    /// Shows the tokens of calls as [`CALL_MARKS`](crate::grammar::tools::CALL_MARKS).
+    /// Whether tokens of calls are shown as [`CALL_MARKS`](crate::grammar::tools::CALL_MARKS).
     pub shows_calls: bool,
     pub data: T,
 }
 
-/// News of an answer within a pass.
+/// Event of an answer within a pass.
 pub enum AnswerEvent<'e> {
-    /// Tokens of the prompt that are cached.
+    /// Number of cached tokens of the prompt.
     Read(usize),
-    /// The answer grew by a token, which made this text certain; often none.
+    /// A token was generated and made this text final, which is often empty.
     Text(&'e str),
-    /// The same of a thought, which is no part of the answer.
+    /// Final text of a thought, which is not part of the answer.
     Thought(&'e str),
 }
 
-/// An answer that came to its end.
+/// An answer that has ended.
 pub struct Finished<T> {
     pub data: T,
-    /// The text that is certain now that no token follows.
+    /// Text that became final at the end.
     pub rest: String,
-    /// Prompt and answer.
+    /// Tokens of prompt and answer.
     pub history: Vec<Token>,
     pub prompt_tokens: usize,
-    /// An error is the answer's own: the others go on.
+    /// An error affects only this answer.
     pub reason: Result<FinishReason>,
     /// The stop string that ended it.
     pub stop_string: Option<String>,
     pub stats: Stats,
-    /// Log-probabilities of the tokens since the last call for them.
+    /// Log-probabilities of the tokens since the last request for them.
     pub log_probs: Vec<TokenLogProbs>,
     constrained: Constrained,
 }
@@ -122,7 +122,7 @@ impl<T> Finished<T> {
     }
 }
 
-/// An answer in a sequence of the target.
+/// An answer that occupies a sequence of the target.
 struct Answer<'a, T> {
     data: T,
     stream: TextStream<'a>,
@@ -130,11 +130,11 @@ struct Answer<'a, T> {
     prompt_tokens: usize,
 }
 
-/// An answer without a sequence, which can go on where it was.
+/// An answer without a sequence, which can be resumed.
 pub struct Paused<'a, T> {
     answer: Answer<'a, T>,
     text: Request,
-    /// Log-probabilities of the tokens since the last call for them.
+    /// Log-probabilities of the tokens since the last request for them.
     pub log_probs: Vec<TokenLogProbs>,
 }
 
@@ -147,7 +147,7 @@ impl<T> Paused<'_, T> {
         &mut self.answer.data
     }
 
-    /// Ends the answer where it is.
+    /// Ends the paused answer.
     pub fn end(self, stop: Result<StopReason>) -> Finished<T> {
         let Paused { answer, text, log_probs } = self;
         answer.finish(text, stop, log_probs)
@@ -189,7 +189,7 @@ impl<T> Answer<'_, T> {
 pub struct Answers<'t, 'a, T> {
     scheduler: Scheduler<'t>,
     tokenizer: &'a Tokenizer,
-    /// By sequence of the target.
+    /// The answer of each sequence of the target; `None` for a free sequence.
     running: Vec<Option<Answer<'a, T>>>,
 }
 
@@ -228,8 +228,8 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         Some((&mut answer.data, self.scheduler.take_log_probs(sequence)))
     }
 
-    /// Gives an answer a free sequence, of which there must be one. An answer that cannot begin is
-    /// returned with its error.
+    /// Assigns a free sequence to an answer; there must be one. If the answer cannot begin, returns
+    /// it with its error.
     pub fn admit(&mut self, request: AnswerRequest<T>) -> Result<usize, Box<Finished<T>>> {
         let AnswerRequest { text, constrained, stops, shows_calls, data } = request;
         let marks = if shows_calls { call_marks(self.tokenizer) } else { Vec::new() };
@@ -238,7 +238,7 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         self.resume(Paused { answer, text, log_probs: Vec::new() })
     }
 
-    /// Lets a paused answer go on in a free sequence, of which there must be one.
+    /// Resumes a paused answer in a free sequence; there must be one.
     pub fn resume(&mut self, paused: Paused<'a, T>) -> Result<usize, Box<Finished<T>>> {
         let Paused { answer, text, .. } = paused;
         match self.scheduler.admit(text) {
@@ -253,15 +253,15 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         }
     }
 
-    /// Takes an answer out of its sequence.
+    /// Pauses an answer and frees its sequence.
     pub fn pause(&mut self, sequence: usize) -> Option<Paused<'a, T>> {
         let (answer, ended) = (self.running[sequence].take()?, self.scheduler.cancel(sequence)?);
         let Ended { text, log_probs, .. } = ended;
         Some(Paused { answer, text, log_probs })
     }
 
-    /// Runs one pass. Returns the answers that came to an end; their sequences are free again. An
-    /// error is one that no answer survives.
+    /// Runs one pass. Returns the answers that ended; their sequences are free again. An error
+    /// affects all answers.
     pub fn step(
         &mut self,
         on_event: &mut dyn FnMut(&mut T, AnswerEvent<'_>) -> Flow,
@@ -286,7 +286,7 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         Ok(ended.into_iter().map(finish).collect())
     }
 
-    /// Grows one answer to its end, whatever ends it.
+    /// Runs one answer to its end.
     pub fn complete(
         &mut self,
         request: AnswerRequest<T>,

@@ -1,4 +1,4 @@
-//! Grammars of a model, and checks of the answers that must follow them.
+//! Grammars of a model, and completeness checks of the answers that follow them.
 
 use crate::grammar::{Grammar, GrammarRule, GrammarSource, Grammars};
 use anyhow::{Result, ensure};
@@ -10,25 +10,24 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Most grammars kept at once, and most bytes of their sources. Records of a batch mostly share one
-/// grammar.
+/// Limits of cached grammars: their number and their sources' bytes. Records of a batch mostly
+/// share one grammar.
 const MOST: usize = 64;
 const MOST_BYTES: usize = 4 << 20;
-/// Grammars whose machines run although no text follows them at the moment.
+/// Most machines that keep running without a text.
 const IDLE: usize = 4;
 
-/// Grammars of one model, made when they are first asked for. One that was refused is not compiled
-/// again.
+/// Grammars of one model, compiled on first use. A rejected grammar is not compiled again.
 pub struct Constraints {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<Token>,
-    /// Texts at once.
+    /// Most texts at once.
     texts: usize,
     grammars: OnceLock<Grammars>,
     known: Mutex<KnownGrammars>,
 }
 
-/// Outcomes of compilations, by the digests of their sources.
+/// Results of compilations, by the digests of their sources.
 #[derive(Default)]
 struct KnownGrammars {
     outcomes: HashMap<SourceDigest, Result<Grammar, Fault>>,
@@ -39,7 +38,8 @@ struct KnownGrammars {
 type SourceDigest = [u8; 32];
 
 impl KnownGrammars {
-    /// Keeps the outcome for a source of `bytes` bytes. Forgets all others if they are too many.
+    /// Stores the result for a source of `bytes` bytes. Drops all others if the limits are
+    /// exceeded.
     fn keep(&mut self, digest: SourceDigest, bytes: usize, outcome: Result<Grammar, Fault>) {
         if self.outcomes.len() >= MOST || self.bytes + bytes > MOST_BYTES {
             *self = KnownGrammars::default();
@@ -50,7 +50,7 @@ impl KnownGrammars {
 }
 
 impl Constraints {
-    /// Makes an empty set for so many texts at once.
+    /// Creates an empty set for `texts` texts at once.
     pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token], texts: usize) -> Constraints {
         Constraints {
             tokenizer: tokenizer.clone(),
@@ -65,8 +65,7 @@ impl Constraints {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a grammar that was compiled, or why it was refused; `None` where it was not asked
-    /// for.
+    /// Returns a compiled grammar, or its error; `None` if the source was not compiled before.
     pub fn recall(&self, source: &GrammarSource) -> Option<Result<Grammar, Fault>> {
         let digest = digest(source);
         let mut known = self.known();
@@ -77,8 +76,9 @@ impl Constraints {
         Some(entry.clone())
     }
 
-    /// Checks and prepares a grammar. `ignore_eos` would leave it no way to end. Other callers wait
-    /// for none of the work, which ends early once `is_wanted` says no.
+    /// Compiles a grammar or returns it from the cache. Fails with `ignore_eos`, which leaves it no
+    /// way to end. Other callers do not wait for the work, which is aborted if `is_wanted` returns
+    /// false.
     pub fn get(
         &self,
         source: &GrammarSource,
@@ -88,7 +88,7 @@ impl Constraints {
         ensure!(
             !ignore_eos,
             Fault::usage(
-                "an answer ends where its grammar does, and --ignore-eos asks that it goes on"
+                "an answer ends when its grammar is complete, but --ignore-eos forbids that"
             )
             .help("drop one of the two")
         );
@@ -106,7 +106,7 @@ impl Constraints {
         let compiled = grammars.compile(source, is_wanted);
         let entry = match &compiled {
             Ok(grammar) => Ok(grammar.clone()),
-            // Other errors are not kept: the next attempt may succeed.
+            // Other errors are not stored, since the next attempt may succeed.
             Err(error) => match fault_of(error).filter(|fault| fault.kind == Kind::Usage) {
                 Some(fault) if is_wanted() => Err(fault.clone()),
                 _ => return compiled,
@@ -117,22 +117,22 @@ impl Constraints {
     }
 }
 
-/// Returns the digest of a source, without a copy of it.
+/// Returns the digest of a source without copying it.
 fn digest(source: &GrammarSource) -> SourceDigest {
     let mut hash = Sha256::new();
     serde_json::to_writer(&mut hash, source).expect("a digest takes any bytes");
     hash.finalize().into()
 }
 
-/// One answer's grammar, and the limit of its thoughts.
+/// Grammar and thought limit of one answer.
 pub struct Constrained {
     grammar: Option<Arc<GrammarRule>>,
     budget: Option<ThoughtBudget>,
 }
 
 impl Constrained {
-    /// Returns the grammar of an answer to `prompt` tokens, if there is one. With `thought`, the
-    /// tokens around a thought, it begins behind the thought.
+    /// Returns the rule for an answer to `prompt` tokens, if there is a grammar. `thought` holds
+    /// the tokens around a thought; if present, the grammar begins after the thought.
     pub fn new(
         grammar: Option<&Grammar>,
         prompt: usize,
@@ -142,7 +142,7 @@ impl Constrained {
         Constrained { grammar: grammar.map(follow), budget: None }
     }
 
-    /// Ends thoughts by a budget, if there is one.
+    /// Limits thoughts by a budget, if there is one.
     pub fn within(self, budget: Option<ThoughtBudget>) -> Constrained {
         Constrained { budget, ..self }
     }
@@ -158,7 +158,7 @@ impl Constrained {
         }
     }
 
-    /// Returns an error for a text that ended for another reason than its grammar.
+    /// Returns an error if the text ended before its grammar was complete.
     pub fn check(
         &self,
         history: &[Token],
@@ -170,7 +170,7 @@ impl Constrained {
                 let (by, help) = match by_stop_string {
                     true => (
                         " by a stop string",
-                        "give no --stop where a grammar says how the answer ends",
+                        "drop --stop: the grammar decides where the answer ends",
                     ),
                     false => ("", "raise --max-tokens, and --ctx-size if it was given"),
                 };
@@ -199,14 +199,14 @@ mod tests {
     fn refusals_keep_a_digest_and_no_long_source_at_all() {
         let constraints = Constraints::new(&Arc::new(letters()), &[1], 1);
         let long = GrammarSource::JsonSchema(json!({"enum": ["x".repeat(300_000)]}));
-        assert!(refused(&constraints, &long).contains("are taken at most"));
+        assert!(refused(&constraints, &long).contains("more than the limit"));
         assert!(constraints.recall(&long).is_none());
         assert!(constraints.known().outcomes.is_empty());
         assert_eq!(constraints.known().bytes, 0);
         let wrong = GrammarSource::JsonSchema(json!({"type": "strin"}));
         let why = refused(&constraints, &wrong);
         assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);
-        // The bytes of all sources that are remembered are bounded, and their number is.
+        // Number and bytes of cached sources are limited.
         for bytes in [200_000, 1] {
             let mut known = KnownGrammars::default();
             for n in 0..200u8 {

@@ -1,22 +1,22 @@
-//! Receiver of notes while a session opens and runs. Nothing in `runtime` prints.
+//! Receiver of notes while a session opens and runs. `runtime` itself prints nothing.
 
 /// Receives notes for the user.
 pub trait Listener {
-    /// Reports something that the user should know. The same words need to be shown only once.
+    /// Reports something that the user should know. Repeated texts need to be shown only once.
     fn note(&self, text: &str);
 
     /// Reports a detail of level 1 or 2, for verbose output.
     fn detail(&self, level: u8, text: &str);
 
-    /// Returns whether notes reach anybody: some cost a measurement.
+    /// Returns whether notes are shown, because some notes require a measurement.
     fn hears_notes(&self) -> bool;
 
-    /// Begins to show how much of `bytes` is loaded, until what is returned is dropped; `None`
-    /// where nobody looks.
+    /// Starts a progress display for loading `bytes`, which ends when the result is dropped.
+    /// Returns `None` if nothing is displayed.
     fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn LoadingBar>>;
 }
 
-/// Shows how far loading has come.
+/// A progress display for loading.
 pub trait LoadingBar: Send {
     fn set(&self, bytes: u64);
 }

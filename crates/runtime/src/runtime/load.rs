@@ -1,4 +1,4 @@
-//! From opened weights to a loaded engine, where they fit best.
+//! Loads opened weights into an engine, at the best place where they fit.
 
 use crate::runtime::devices::backends::backend_of;
 use crate::runtime::devices::lock;
@@ -23,8 +23,8 @@ use gemma_model::models::{Config, Role, Weights};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Returns the number of positions to make room for: what was asked for, or what `needed` tokens
-/// take, as far as the model goes.
+/// Returns the number of positions per sequence: the requested number, or enough for `needed`
+/// tokens, at most the model's maximum.
 pub fn context(option: AutoOr, needed: usize, config: &Config, listener: &dyn Listener) -> usize {
     match option {
         AutoOr::N(n) => {
@@ -40,7 +40,7 @@ pub fn context(option: AutoOr, needed: usize, config: &Config, listener: &dyn Li
     }
 }
 
-/// Refuses a prompt of `tokens` that leaves no room for an answer.
+/// Fails for a prompt of `tokens` that leaves no room for an answer.
 pub fn check_prompt(tokens: usize, at_least: bool, option: AutoOr, config: &Config) -> Result<()> {
     let (limit, remedy) = match option {
         AutoOr::N(n) => (n, "raise --ctx-size, or shorten the prompt"),
@@ -60,49 +60,49 @@ pub fn check_prompt(tokens: usize, at_least: bool, option: AutoOr, config: &Conf
     Err(Fault::new(Kind::Context, what).help(remedy).into())
 }
 
-/// Positions, sequences and prefixes that an engine makes room for.
+/// Capacity of an engine: positions, sequences and prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Positions of each sequence.
     pub context: usize,
     pub sequences: usize,
-    /// Bytes for prefixes that outlive their sequences, beside what these leave.
+    /// Bytes for prefixes that outlive their sequences, in addition to unused pages.
     pub prefixes: u64,
 }
 
 impl Room {
-    /// Makes room for one text.
+    /// Returns the room for one text.
     pub fn of(context: usize) -> Room {
         Room { context, sequences: 1, prefixes: 0 }
     }
 }
 
-/// An engine and how long it took to load.
+/// An engine and its load time.
 pub struct Loaded {
     pub engine: Box<dyn Engine>,
     pub seconds: f64,
-    /// The threads that it shares with whatever else runs on the processor.
+    /// Threads shared with other work on the processor.
     pub pool: Arc<Pool>,
-    /// The GPU that runs all layers or some.
+    /// The GPU that runs all or some layers.
     pub device: Option<DeviceInfo>,
     /// Bytes of the model on the GPU.
     pub on_gpu: u64,
 }
 
-/// Returns the threads that everything of one run shares, in turn.
+/// Creates the thread pool that everything in one run shares, in turn.
 pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
     Ok(Arc::new(Pool::new(threads(options))?))
 }
 
-/// Returns the threads of a run.
+/// Returns the number of threads of a run.
 pub fn threads(options: &RunOptions) -> usize {
     options.threads.unwrap_or_else(default_threads)
 }
 
-/// Smaller models are there before anyone could read what a bar says.
+/// Smallest model with a progress bar; smaller ones load too quickly.
 const WORTH_A_BAR: u64 = 200_000_000;
 
-/// Returns the precision of the cache.
+/// Returns the precision of the KV cache.
 pub fn kv_format(weights: &Weights, option: Kv) -> Result<KvFormat> {
     Ok(match option {
         Kv::F16 => KvFormat::F16,
@@ -113,7 +113,8 @@ pub fn kv_format(weights: &Weights, option: Kv) -> Result<KvFormat> {
     })
 }
 
-/// Loads the weights where they fit best; under `auto`, into the next place if one fails.
+/// Loads the weights at the best place where they fit. Under `auto`, tries the next place if one
+/// fails.
 pub fn load(
     weights: &Weights,
     label: &str,
@@ -124,13 +125,13 @@ pub fn load(
 ) -> Result<Loaded> {
     let Room { context, sequences, prefixes } = room;
     let kv = kv_format(weights, options.kv)?;
-    // The NPU knows the pages of one text.
+    // The NPU supports the pages of only one text.
     let npu = options.npu.is_asked() && sequences == 1;
     let task = Task { weights, context, kv, sequences, prefixes, npu };
     load_task(&task, label, options, pool, listener).map_err(|error| with_remedy(error, room))
 }
 
-/// Adds the remedy: fewer sequences and fewer spare pages take less.
+/// Adds a remedy: fewer sequences and spare pages need less memory.
 fn with_remedy(mut error: anyhow::Error, room: Room) -> anyhow::Error {
     let Room { sequences, prefixes, .. } = room;
     let remedy = match (sequences, prefixes) {
@@ -157,7 +158,7 @@ fn load_task(
     let start = Instant::now();
     let mut candidates = placement::candidates(task, options, listener)?.into_iter().peekable();
     let (engine, device, on_gpu) = loop {
-        let placement = candidates.next().context("there is always a place to try")?;
+        let placement = candidates.next().context("there is always a placement to try")?;
         if let Some(device) = &placement.device {
             lock::acquire(options.lock, &device.name, device.index, listener)?;
         }
@@ -171,7 +172,7 @@ fn load_task(
         let load = || {
             place(&placement, pool, options.check, options.isa, listener)
                 .and_then(|executor| match sequences {
-                    1 => npu::beside(
+                    1 => npu::wrap(
                         executor,
                         options.npu,
                         weights.config(),
@@ -217,8 +218,7 @@ fn load_task(
     Ok(Loaded { engine, seconds, pool: pool.clone(), device, on_gpu })
 }
 
-/// Runs `load` while a bar shows how many bytes of the weights are read. The bar is gone at the
-/// end.
+/// Runs `load` while a bar shows the read bytes of the weights. Removes the bar at the end.
 fn shown<T>(bar: Option<Box<dyn LoadingBar>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
     let Some(bar) = bar else { return load() };
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
@@ -231,13 +231,13 @@ fn shown<T>(bar: Option<Box<dyn LoadingBar>>, weights: &Weights, load: impl FnOn
                 bar.set(weights.bytes_read() - before);
             }
         });
-        // Ends the thread, also where loading panics.
+        // Ends the thread, even if loading panics.
         let _done = done;
         load()
     })
 }
 
-/// Opens what a placement needs, for exactly what it will hold.
+/// Opens the devices of a placement, sized exactly for its contents.
 fn place(
     placement: &Placement,
     pool: &Arc<Pool>,
@@ -262,7 +262,7 @@ fn place(
     Ok(Box::new(SplitExecutor::new(device, host()?, on_gpu as u16, (on_gpu + on_cpu) as u16)))
 }
 
-/// Reports a split: what it is, what it costs, and how to get it again.
+/// Reports a split: its layers, its predicted speed, and the option that repeats it.
 fn say_split(placement: &Placement, pool: &Pool, listener: &dyn Listener) {
     let Some(device) = placement
         .device
@@ -280,7 +280,7 @@ fn say_split(placement: &Placement, pool: &Pool, listener: &dyn Listener) {
     ));
 }
 
-/// Returns whether another device may do better.
+/// Returns whether another device may succeed.
 fn is_the_devices(error: &anyhow::Error) -> bool {
     fault_of(error).is_some_and(|fault| matches!(fault.kind, Kind::Device | Kind::Memory))
 }

@@ -1,8 +1,8 @@
-//! From options to an opened model, a loaded target and its drafts.
+//! From options to an opened model, a loaded target and its drafter.
 //!
-//! [`Session::open`] opens a model's files. [`Session::start`] loads them where they fit best,
-//! reads or measures the costs of a pass, and builds the drafter. All commands that run a model use
-//! them. Notes for the user go to a [`Listener`]; this room prints nothing.
+//! [`Session::open`] opens a model's files. [`Session::start`] loads them at the best place where
+//! they fit, loads or measures the costs of a pass, and builds the drafter. All commands that run a
+//! model use these functions. Notes for the user go to a [`Listener`]; this module prints nothing.
 
 pub mod answers;
 pub mod constraints;

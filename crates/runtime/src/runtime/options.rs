@@ -8,29 +8,29 @@ use gemma_base::compute::cpu::Isa;
 use gemma_base::error::Fault;
 use std::str::FromStr;
 
-/// The model, and where it runs.
+/// The model and its device.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// A directory, a GGUF file or an id; the bundled demo model without a name.
+    /// A directory, a GGUF file or an id; `None` for the bundled demo model.
     pub model: Option<String>,
     pub run: RunOptions,
 }
 
-/// Where and how a model runs.
+/// Options that determine where and how a model runs.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
     pub device: Device,
     pub gpu_layers: GpuLayers,
-    /// Threads of the processor; all that this process may use where nobody says.
+    /// Processor threads; `None` for all available ones.
     pub threads: Option<usize>,
-    /// Positions of a text.
+    /// Positions per text.
     pub context: AutoOr,
     pub kv: Kv,
     pub lock: DeviceLock,
     pub npu: Npu,
-    /// Instructions of the processor's kernels; the best ones where nobody says.
+    /// Instruction set of the processor's kernels; `None` for the best one.
     pub isa: Option<Isa>,
-    /// Each kernel's result is compared with its scalar twin's.
+    /// Whether each kernel's result is compared with that of its scalar twin.
     pub check: bool,
 }
 
@@ -60,14 +60,14 @@ impl std::str::FromStr for Device {
     }
 }
 
-/// Where guesses come from, and how many.
+/// Source and limits of drafts.
 #[derive(Clone, Debug, Default)]
 pub struct DraftingOptions {
     pub source: DraftFrom,
-    /// Tokens that are guessed ahead at most.
+    /// Longest draft in tokens.
     pub tokens: AutoOr,
     pub tree: TreeSize,
-    /// Where the draft model runs.
+    /// Device of the draft model.
     pub device: Device,
     pub ahead: DraftAhead,
     /// How the sources are mixed.
@@ -75,7 +75,7 @@ pub struct DraftingOptions {
 }
 
 impl DraftingOptions {
-    /// Returns the bounds on the length of drafts.
+    /// Returns the limits on the size of drafts.
     pub fn limits(&self) -> DraftOptions {
         let tokens = match self.tokens {
             AutoOr::Auto => None,
@@ -85,19 +85,19 @@ impl DraftingOptions {
     }
 }
 
-/// A source of guesses.
+/// A source of drafts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftFrom {
-    /// The bundled draft model that fits the target, mixed with what the text itself tells.
+    /// The bundled draft model that fits the target, mixed with n-grams of the text.
     #[default]
     Auto,
-    /// The same, and no run without a bundled draft model.
+    /// Like `Auto`, but an error if there is no fitting bundled draft model.
     Bundled,
-    /// The text itself.
+    /// N-grams of the text.
     Ngram,
-    /// Nothing is guessed.
+    /// No drafts.
     Off,
-    /// A draft model by its path or id.
+    /// A draft model, by path or id.
     Model(String),
 }
 
@@ -130,7 +130,7 @@ pub enum AutoOr {
     N(usize),
 }
 
-/// More positions, or tokens, than any model has: sizes are products of them.
+/// Upper bound of positions and tokens, so that products of sizes do not overflow.
 const MOST: usize = 1 << 30;
 
 impl FromStr for AutoOr {
@@ -147,7 +147,7 @@ impl FromStr for AutoOr {
     }
 }
 
-/// How many layers the GPU gets.
+/// Number of layers on the GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuLayers {
     /// As many as fit.
@@ -169,7 +169,7 @@ impl FromStr for GpuLayers {
     }
 }
 
-/// Precision of the stored keys and values.
+/// Precision of the KV cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kv {
     /// f16 for quantised weights, f32 for others.

@@ -1,4 +1,4 @@
-//! A session: a model's files, and from them a loaded target with its drafts.
+//! A session: a model's files, from which a target and its drafter are loaded.
 
 use crate::decode::{PageDirectory, PromptCache};
 use crate::runtime::Listener;
@@ -23,16 +23,16 @@ use gemma_model::models::{Config, Generation, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// A model that is opened to generate text. Nothing of it is loaded yet.
+/// A model opened for text generation. Nothing of it is loaded yet.
 pub struct Session {
     pub model: Model,
     pub tokenizer: Arc<Tokenizer>,
-    /// Settings that the model's authors recommend.
+    /// Settings recommended by the model's authors.
     pub generation: Generation,
     /// Tokens that end an answer.
     pub stop_ids: Vec<Token>,
     pub run: RunOptions,
-    /// The tower that reads images, or why there is none.
+    /// Image support, or the reason why there is none.
     pub viewer: Result<Arc<Viewer>, Fault>,
 }
 
@@ -58,7 +58,7 @@ impl Session {
         Session::of(model, tokenizer, options.run.clone(), drafts, listener)
     }
 
-    /// Makes a session of an opened model, which may have another one's tokenizer.
+    /// Creates a session from an opened model, possibly with another model's tokenizer.
     pub fn of(
         mut model: Model,
         tokenizer: Tokenizer,
@@ -74,7 +74,7 @@ impl Session {
         Ok(Session { model, tokenizer: Arc::new(tokenizer), generation, stop_ids, run, viewer })
     }
 
-    /// Lets texts name images, if the model has a tower. Passes then have room for an image.
+    /// Enables images in texts, if the model has a tower. Passes then have room for an image.
     pub fn seeing(mut self, options: &SightOptions) -> Session {
         match Viewer::open(&self.model, options, load::threads(&self.run)) {
             Ok(viewer) => {
@@ -91,7 +91,7 @@ impl Session {
         self
     }
 
-    /// Returns the tower that reads images, or why there is none.
+    /// Returns the image support, or the reason why there is none.
     pub fn viewer(&self) -> Result<&Viewer, &Fault> {
         self.viewer.as_ref().map(|viewer| &**viewer)
     }
@@ -100,13 +100,12 @@ impl Session {
         self.model.config()
     }
 
-    /// Returns the number of positions to make room for: what was asked for, or what `needed`
-    /// tokens take.
+    /// Returns the number of positions: the requested number, or enough for `needed` tokens.
     pub fn context(&self, needed: usize, listener: &dyn Listener) -> usize {
         load::context(self.run.context, needed, self.config(), listener)
     }
 
-    /// Loads the model where it fits best.
+    /// Loads the model at the best place where it fits.
     pub fn load(&self, room: Room, listener: &dyn Listener) -> Result<Loaded> {
         let pool = load::pool(&self.run)?;
         load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
@@ -123,8 +122,8 @@ impl Session {
         DraftTarget { tokenizer, model, run, room, passes, pool }
     }
 
-    /// Returns the prompt cache of a loaded target in a directory. An NPU has none: measured times
-    /// decide what it computes.
+    /// Returns the prompt cache of a loaded target in a directory. With an NPU there is none,
+    /// because measured times decide which pages the NPU computes.
     pub fn prompt_cache(
         &self,
         directory: Option<&PageDirectory>,
@@ -138,8 +137,8 @@ impl Session {
             listener.note("prompts are not kept on disk while the NPU computes attention");
             return Ok(None);
         }
-        // Everything that changes a bit of a key or value. Samples of the weights and the stamps of
-        // their files stand for the weights, a digest of the source for the program.
+        // Everything that affects a bit of a key or value. Samples of the weights and the stamps of
+        // their files identify the weights; a digest of the source identifies the program.
         let checkpoint = self.model.checkpoint();
         let stamps = checkpoint.stamps()?.into_iter().map(Stamp::on_any_device);
         let kv = load::kv_format(&self.model.weights, self.run.kv)?;

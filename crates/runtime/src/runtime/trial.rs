@@ -1,4 +1,4 @@
-//! Check of a device: a small made-up model runs on it, each kernel against its scalar twin.
+//! Checks a device: runs a small random model on it and compares each kernel with its scalar twin.
 
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;

@@ -1,24 +1,26 @@
-//! Comparison of a kernel's output with its scalar twin's: the numbers that must be the same bits,
-//! the tolerance of the others, and the first number beyond it.
+//! Compares a kernel's output with that of its scalar twin: which numbers must have equal bits, the
+//! tolerance of the others, and the first number that exceeds it.
 //!
-//! Integers, and floats made of them by single roundings, are the same bits on every device. Sums
-//! of floats have another order than the twin's, and may differ by a share of the largest number of
-//! their row. That share is ten times the largest measured on lavapipe (norms 4e-7, attention and
-//! gates 1.1e-6, products of 256 terms 1.1e-6), since drivers may round square roots and divisions
-//! differently and long rows add more. One wrong term of 21504 moves its sum about eighty times as
-//! far. int8 codes are compared with the number that they round, f16 numbers within one step.
+//! Integers, and floats computed from them by single roundings, have equal bits on every device.
+//! Sums of floats are added in another order than in the twin, so they may differ by a share of the
+//! largest number of their row. That share is ten times the largest difference measured on lavapipe
+//! (norms 4e-7, attention and gates 1.1e-6, products of 256 terms 1.1e-6), because drivers may
+//! round square roots and divisions differently and long rows add up more errors. One wrong term of
+//! 21504 changes its sum by about eighty times that tolerance. int8 codes are compared with the
+//! unrounded number, f16 numbers within one step.
 
 use gemma_base::compute::poison;
 use half::f16;
 use std::fmt;
 
-/// Tolerance of sums of a row in another order, and of square roots and divisions.
+/// Tolerance of sums over a row in another order, and of square roots and divisions.
 pub const SUMS: f32 = 4e-6;
-/// Tolerance after attention's or the gate's exponentials.
+/// Tolerance after the exponentials of attention or a gate.
 pub const EXPONENTIALS: f32 = 2e-5;
-/// Tolerance of all sums: devices may take a denormal term as 0, and a sum has thousands.
+/// Absolute tolerance of sums: devices may flush denormal terms to 0, and a sum has thousands of
+/// terms.
 pub const FLUSHED: f32 = 1e-33;
-/// Tolerance of products of whole rows of floats or groups: thousands of terms of both signs.
+/// Tolerance of products over whole rows of floats or groups: thousands of terms with both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
 /// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a
@@ -51,28 +53,28 @@ impl Grid {
 /// Tolerance of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// The same bits.
+    /// Equal bits.
     Same,
-    /// This share of the largest number of the row. An f16 number may also be the next one.
+    /// Within this share of the largest number of the row. An f16 number may also be the next one.
     Near(f32),
 }
 
 /// Type of numbers that kernels write.
 pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
     fn value(self) -> f32;
-    /// Returns whether a device may compute this for `other`: another number that is not finite,
-    /// or 0 for a denormal.
+    /// Returns whether a device may compute this instead of `other`: another non-finite number, or
+    /// 0 for a denormal.
     fn is_like(self, _other: Self) -> bool {
         false
     }
-    /// Returns whether `other` may round the same number in the other direction.
+    /// Returns whether `other` may be the same number rounded in the other direction.
     fn is_next_to(self, _other: Self) -> bool {
         false
     }
 }
 
-/// Returns whether neither is finite, and a kernel computed the first one. A device may give NaN
-/// for infinity.
+/// Returns whether both are non-finite and the first was computed by a kernel, not left as poison.
+/// A device may compute NaN instead of infinity.
 fn are_lost<T: Number>(device: T, twin: T) -> bool {
     let are_lost = !device.value().is_finite() && !twin.value().is_finite();
     are_lost && !poison::is_left(bytemuck::bytes_of(&device))
@@ -106,7 +108,7 @@ impl Number for f16 {
     }
 }
 
-/// First number beyond the tolerance.
+/// The first number that exceeds its tolerance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub row: usize,
@@ -128,8 +130,8 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     values
 }
 
-/// Returns the first code or scale of an int8 cache that differs from its twin's; unless `exact`,
-/// by more than one rounding.
+/// Returns the first code or scale of an int8 cache that differs from its twin's. Unless `exact`, a
+/// difference of one rounding is allowed.
 pub fn first_q8_difference(
     device: &[u8],
     twin: &[u8],
@@ -155,8 +157,8 @@ pub fn first_q8_difference(
     Some(Difference { row: 0, column: 0, words })
 }
 
-/// Returns the first number of `device` that is beyond the tolerance of `rule`. A row's largest
-/// finite number counts as no less than that of `sizes`, where it has one.
+/// Returns the first number of `device` that exceeds the tolerance of `rule`. The largest finite
+/// number of a row counts as at least its entry in `sizes`, if there is one.
 pub fn first_difference<T: Number>(
     device: &[u8],
     twin: &[u8],
@@ -195,10 +197,11 @@ pub fn first_difference<T: Number>(
     })
 }
 
-/// Returns the first int8 code of `device`, `[rows, cols]`, that does not round the twin's number.
+/// Returns the first int8 code of `device`, `[rows, cols]`, that is not a valid rounding of the
+/// twin's number.
 ///
-/// A code that differs from the twin's is right only if the unrounded number lies near the middle
-/// between the two. `exact` returns a row's unrounded codes, and the tolerance of each.
+/// A code that differs from the twin's is only valid if the unrounded number is near the midpoint
+/// of the two. `exact` returns a row's unrounded codes and the tolerance of each.
 pub fn first_wrong_code(
     device: &[i8],
     twin: &[i8],

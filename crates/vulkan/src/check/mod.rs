@@ -1,11 +1,11 @@
-//! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output
-//! beyond its tolerance is an error.
+//! `--check`: after each kernel call, the scalar twin runs on the same inputs. The first output
+//! that exceeds its tolerance is an error.
 //!
-//! Calls run one by one, but fused as in a recorded plan. A mirror on the host has the content of
+//! Calls run one by one, but fused as in a recorded plan. A mirror on the host holds the content of
 //! the device's buffers. The twins run on the mirror, and their outputs are compared with the
-//! device's. Then the mirror takes the device's numbers: differences do not add up, and a run
-//! generates the same text as an unchecked one. Before a call, its outputs and scratch memory are
-//! poisoned on both sides, so that an element that is left out or read too early shows.
+//! device's. The mirror then copies the device's numbers, so that differences do not accumulate and
+//! a run generates the same text as an unchecked one. Before a call, its outputs and scratch memory
+//! are poisoned on both sides. This reveals elements that are left out or read too early.
 
 mod compare;
 mod outputs;
@@ -29,7 +29,7 @@ use outputs::{CheckedOutput, Content, outputs, right_scales, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Fault for tests: a word of a kernel's output is changed before it is compared.
+/// Fault for tests: changes a word of a kernel's output before the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct InjectedFault {
     /// Index of the dispatch in the plan.
@@ -45,11 +45,11 @@ pub struct InjectedFault {
 pub struct CheckedExecutor {
     gpu: VulkanExecutor,
     mirror: Buffers,
-    /// Labels of the mirrored buffers. The device has buffers of its own between them.
+    /// Labels of the mirrored buffers. The device has its own buffers in between.
     labels: HashMap<BufferId, String>,
-    /// Buffers in the mirror, including those of the device's own.
+    /// Number of buffers in the mirror, including the device's own.
     count: u32,
-    /// Outputs of dispatches that were left out because no later dispatch reads them.
+    /// Outputs of skipped dispatches, which no later dispatch may read.
     stale: HashSet<BufferId>,
     canonical: Vec<Matrix<'static>>,
     plans: Vec<Recorded>,
@@ -66,7 +66,8 @@ struct Recorded {
 }
 
 impl CheckedExecutor {
-    /// Wraps an executor without buffers: the mirror sees only writes that pass through here.
+    /// Wraps an executor without buffers, because the mirror only sees writes that pass through
+    /// here.
     pub fn new(gpu: VulkanExecutor) -> Self {
         let fault = testing::fault(testing::WRONG_RESULT).and_then(|v| {
             let n: Vec<usize> = v.split(',').filter_map(|n| n.parse().ok()).collect();
@@ -90,17 +91,17 @@ impl CheckedExecutor {
         }
     }
 
-    /// Returns the number of kernel calls of the last run: for tests of fused calls.
+    /// Returns the number of kernel calls of the last run. For tests of fused calls.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Makes one result of every later run wrong: for tests.
+    /// Corrupts one result in every later run. For tests.
     pub fn inject_fault(&mut self, fault: InjectedFault) {
         self.fault = Some(fault);
     }
 
-    /// Returns the executor that is checked: for faults of tests.
+    /// Returns the checked executor. For faults in tests.
     pub fn device(&mut self) -> &mut VulkanExecutor {
         &mut self.gpu
     }
@@ -117,7 +118,7 @@ impl CheckedExecutor {
         Ok(bytes)
     }
 
-    /// Runs the dispatches `range`, which share `calls`, on both sides, and compares.
+    /// Runs the dispatches `range`, which share `calls`, on both sides, and compares their outputs.
     fn run_group(
         &mut self,
         recorded: &Recorded,
@@ -139,7 +140,7 @@ impl CheckedExecutor {
             all.retain(|(_, before)| list.iter().all(|output| output.id != before.id));
             all.extend(list.into_iter().map(|output| (i, output)));
         }
-        // Without calls nothing is written, and the twins must not write either.
+        // Without calls nothing is written, so the twins must not write either.
         let is_written = |id| calls.is_empty() || calls.iter().any(|call| call.writes(id));
         let (written, left): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(_, output)| is_written(output.id));
@@ -186,7 +187,7 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Poisons buffers of the mirror. Returns what they held.
+    /// Poisons buffers of the mirror. Returns their previous content.
     fn poison_mirror(&mut self, computed: &[Computed]) -> Result<Vec<Vec<u8>>> {
         let mut held = Vec::new();
         for Computed { id, .. } in computed {
@@ -199,8 +200,8 @@ impl CheckedExecutor {
         Ok(held)
     }
 
-    /// Poisons the elements of the device's buffers that the twins wrote. The mirror gets the other
-    /// elements of what the buffers `held`.
+    /// Poisons those elements of the device's buffers that the twins wrote. Restores the mirror's
+    /// other elements from `held`.
     fn poison_device(&mut self, computed: &[Computed], held: Vec<Vec<u8>>) -> Result<()> {
         for (Computed { id, unit }, mut bytes) in computed.iter().zip(held) {
             let mut twin = self.mirror_bytes(*id)?;
@@ -213,7 +214,7 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Returns the sizes of the terms of each row of products whose terms cancel each other.
+    /// Returns, per row, the size of the terms of products with terms that cancel each other.
     fn sizes_of_products(
         &self,
         dispatches: &[Dispatch],
@@ -230,7 +231,7 @@ impl CheckedExecutor {
             for job in jobs {
                 let (matrix, live) = (&self.canonical[job.weight.0 as usize], step.live(*rows));
                 if matrix.format.code.spec().side.has_min() {
-                    // SAFETY: no kernel is in flight, and nobody writes to the mirror meanwhile.
+                    // SAFETY: no kernel is in flight, and no other code writes to the mirror.
                     let act = unsafe { reference::act_view(&self.mirror, &job.act, live.clone()) };
                     let mut rows = vec![0.0; live.start];
                     rows.extend(reference::linear::sizes(matrix, &act));
@@ -241,7 +242,7 @@ impl CheckedExecutor {
         sizes
     }
 
-    /// Returns the sizes of the terms of each row's slots: the largest of them.
+    /// Returns, per row, the largest size of the terms of its slots.
     fn sizes_of_experts(&self, op: &Experts, step: &StepView<'_>) -> Vec<f32> {
         let matrix = &self.canonical[op.first().0 as usize];
         let mut sizes = vec![0f32; step.rows];
@@ -250,7 +251,7 @@ impl CheckedExecutor {
         }
         let n = matrix.rows / op.experts;
         for slot in step.live(RowSet::Slots(op.used)) {
-            // SAFETY: no kernel is in flight, and nobody writes to the mirror meanwhile.
+            // SAFETY: no kernel is in flight, and no other code writes to the mirror.
             let (act, expert) = unsafe {
                 (
                     reference::act_view(&self.mirror, &op.act, slot..slot + 1),
@@ -264,7 +265,7 @@ impl CheckedExecutor {
         sizes
     }
 
-    /// Fails if a dispatch reads an output that was left out. The comparison cannot see that:
+    /// Fails if a dispatch reads a skipped output. The comparison cannot detect that, because
     /// device and twin read the same bytes.
     fn refuse_stale(&self, dispatches: &[Dispatch], first: usize) -> Result<()> {
         let mut made = HashSet::new();
@@ -287,7 +288,7 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Applies the fault of a test.
+    /// Applies the injected fault of a test.
     fn apply_fault(&mut self, written: &[(usize, CheckedOutput)]) -> Result<()> {
         let Some(fault) = self.fault else { return Ok(()) };
         let Some((_, output)) =
@@ -301,8 +302,8 @@ impl CheckedExecutor {
         self.gpu.write(output.id, 4 * fault.word, &word.to_le_bytes())
     }
 
-    /// Returns the first difference beyond the tolerance of an output. `sizes` has those of the
-    /// terms of its rows, where the numbers themselves do not say how large these are.
+    /// Returns the first difference that exceeds the tolerance of an output. `sizes` has the sizes
+    /// of its rows' terms, if they cannot be derived from the numbers.
     fn compare(
         &self,
         output: &CheckedOutput,
@@ -381,7 +382,8 @@ impl CheckedExecutor {
         })
     }
 
-    /// Fails if a kernel has changed bytes outside its outputs. The outputs were compared before.
+    /// Fails if a kernel has changed bytes outside its outputs. Call after the outputs were
+    /// compared.
     fn refuse_strays(&mut self) -> Result<()> {
         let mut ids: Vec<BufferId> = self.labels.keys().copied().collect();
         ids.sort_unstable_by_key(|id| id.0);
@@ -444,7 +446,7 @@ impl Executor for CheckedExecutor {
         Ok(id)
     }
 
-    /// Returns when all dispatches are done and compared.
+    /// Returns after all dispatches have run and been compared.
     fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = self.plans[plan.0 as usize].clone();
         let mut words = vec![0u32; recorded.layout.words()];
@@ -455,7 +457,7 @@ impl Executor for CheckedExecutor {
         let mut groups = calls.chunk_by(|a, b| a.dispatches == b.dispatches).peekable();
         let mut i = 0;
         while i < recorded.dispatches.len() {
-            // A dispatch without calls is right only if its twin changes nothing.
+            // A dispatch without calls is only correct if its twin changes nothing.
             let (dispatches, group) = match groups.next_if(|calls| calls[0].dispatches.start == i) {
                 Some(calls) => (calls[0].dispatches.clone(), calls),
                 None => (i..i + 1, &[][..]),
@@ -463,7 +465,7 @@ impl Executor for CheckedExecutor {
             i = dispatches.end;
             self.run_group(&recorded, dispatches, group, &step)?;
         }
-        ensure!(groups.next().is_none(), "calls of a plan stand in the order of its dispatches");
+        ensure!(groups.next().is_none(), "calls of a plan must have the order of its dispatches");
         self.refuse_strays()?;
         Ok(false)
     }
@@ -499,6 +501,6 @@ impl Reports for CheckedExecutor {
         self.gpu.upload_bandwidth()
     }
 
-    /// Every call is poisoned.
+    /// Does nothing: every call is poisoned anyway.
     fn set_poison(&mut self, _: bool) {}
 }

@@ -10,20 +10,20 @@ use gemma_base::kv::PAGE;
 use gemma_base::tensor::math::{LANES, Scale};
 use gemma_base::tensor::{Format, Group, Matrix, hadamard, math};
 
-/// Content of a buffer, and its tolerance.
+/// Content of a buffer with its tolerance.
 #[derive(Clone, Copy, Debug)]
 pub enum Content {
     F32(Grid, Rule),
     F16(Grid, Rule),
-    /// int8 activations of the floats in `input`, whose tolerance is a share `near` of the largest
-    /// of their row.
+    /// int8 activations of the floats in `input`. The tolerance of the floats is a share `near` of
+    /// the largest float in their row.
     Codes {
         input: BufferId,
         act: Act,
         near: f32,
     },
-    /// f32 `[rows, groups]`: the scales of these codes. Another of the scales that are tried for a
-    /// group is right too where its error is as small.
+    /// f32 `[rows, groups]`: the scales of these codes. Another of the candidate scales is valid
+    /// too if its error is equally small.
     Scales {
         input: BufferId,
         act: Act,
@@ -35,8 +35,8 @@ pub enum Content {
         cols: usize,
         groups: usize,
     },
-    /// An int8 cache: codes in the layout `grid`, then f16 scales. Unless `exact`, they round
-    /// floats that have a tolerance.
+    /// An int8 cache: codes in the layout `grid`, then f16 scales. If `exact`, the unrounded floats
+    /// have no tolerance.
     Q8 {
         grid: Grid,
         codes: usize,
@@ -58,8 +58,8 @@ fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Checked
     CheckedOutput { id, name, content: Content::F32(Grid::rows(width), rule) }
 }
 
-/// Returns the buffers that an operation writes. A `fused` operation shares a call with the one
-/// that makes its input, and inherits its differences.
+/// Returns the outputs of an operation. A `fused` operation shares a call with the operation that
+/// computes its input, and inherits its tolerance.
 pub fn outputs(
     op: &Op,
     weights: &[Matrix<'static>],
@@ -69,7 +69,7 @@ pub fn outputs(
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
-            // Products of a code and a scale are exact.
+            // The product of a code and a scale is exact.
             vec![floats(*out, "the embeddings", table.cols, Rule::Same)]
         }
         Op::Concat(Concat { dim, out, .. }) => {
@@ -132,12 +132,12 @@ pub fn outputs(
     }
 }
 
-/// Returns what the rotation of queries and keys writes.
+/// Returns the outputs of the rotation of queries and keys.
 fn turned(rope: &Rope, max_rows: usize, fused: bool) -> Vec<CheckedOutput> {
     let Rope { q, keys: own, kv, n_heads, .. } = rope;
     let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
     let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
-    // Unfused, values are at most rounded, in a direction that Vulkan leaves to the driver.
+    // Unfused, values are only rounded, in a direction that Vulkan leaves to the driver.
     let [turned, copied] = if fused {
         [PRODUCTS + SUMS, PRODUCTS]
     } else {
@@ -156,7 +156,7 @@ fn turned(rope: &Rope, max_rows: usize, fused: bool) -> Vec<CheckedOutput> {
     all
 }
 
-/// Returns the keys and values of a layer's cache, to which a commit copies.
+/// Returns the keys and values of a layer's cache, which a commit writes.
 fn committed(kv: &KvLayer) -> [CheckedOutput; 2] {
     let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
     let keys = Grid { block: kv.key_block, ..values };
@@ -165,8 +165,8 @@ fn committed(kv: &KvLayer) -> [CheckedOutput; 2] {
     [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
 }
 
-/// Returns the tolerance of products. Integer sums and their one scale are exact. Scales of groups,
-/// or smallest values, lead to sums of floats.
+/// Returns the tolerance of products. Integer sums with a single scale are exact. Scales of groups,
+/// or minima, need sums of floats.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
     let Format { code, group, .. } = matrix.format;
     match (code.is_integer(), group) {
@@ -177,7 +177,7 @@ fn product_rule(matrix: &Matrix<'_>) -> Rule {
     }
 }
 
-/// Returns the output of keys or values of `positions` positions.
+/// Returns the output with the keys or values of `positions` positions.
 fn cached(
     kv: &KvLayer,
     id: BufferId,
@@ -224,11 +224,11 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
     ]
 }
 
-/// Share by which the error of a group may exceed the least one.
+/// Share by which a group's error may exceed the least error.
 const AS_SMALL: f32 = 0.01;
 
-/// Returns the scales of a row that are right: those of the device that fit its codes, if these
-/// have the least error, else the twin's.
+/// Returns the valid scales of a row: the device's that fit its codes, if they have the least
+/// error, else the twin's.
 pub fn right_scales(
     input: &[f32],
     act: &Act,
@@ -259,13 +259,13 @@ pub fn right_scales(
         .collect()
 }
 
-/// Returns the number that the largest of a group became.
+/// Returns the code of the largest value of a group.
 fn top_of(codes: &[i8]) -> f32 {
     codes.iter().map(|code| code.unsigned_abs()).max().unwrap_or(0) as f32
 }
 
 /// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is
-/// a share `near` of its largest number. `device` has the scales and the codes of the device.
+/// a share `near` of its largest number. `device` holds the device's scales and codes.
 pub fn unrounded(
     input: &[f32],
     act: &Act,
@@ -274,15 +274,15 @@ pub fn unrounded(
 ) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
-    // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by
-    // which the group is divided, has it too.
+    // A transformed number is a sum of 128 numbers with that tolerance. So is the largest number of
+    // a group, by which the group is divided.
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());
     let width = row.len() / act.format.groups(act.cols);
     let groups = row.chunks_exact(width).zip(codes.chunks_exact(width));
     for ((group, codes), scale) in groups.zip(scales) {
-        // A scale that fits the codes is not the one that they were rounded by.
+        // A scale that was fitted to the codes is not the one used to round them.
         let per_unit = match act.format.tried() > 1 {
             _ if scale.is_nan() || *scale == 0.0 => 0.0,
             true => Scale::of(math::max_abs(group)).inverse(top_of(codes)),

@@ -1,9 +1,9 @@
-//! Memory barriers: one for each pair of stages that hand memory to one another.
+//! Memory barriers: one function for each pair of stages that exchange data through memory.
 
 use ash::vk::{self, AccessFlags2 as A, PipelineStageFlags2 as S};
 use gemma_base::testing;
 
-/// Makes all writes before it, of kernels and copies, visible to all kernels and copies after it.
+/// Makes all earlier writes of kernels and copies visible to all later kernels and copies.
 pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let (stages, writes) =
         (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
@@ -15,7 +15,7 @@ pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// Makes the writes of kernels before it visible to kernels after it.
+/// Makes earlier writes of kernels visible to later kernels.
 pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let after = A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE;
     between(
@@ -26,7 +26,7 @@ pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// Makes the writes of copies before it visible to kernels after it.
+/// Makes earlier writes of copies visible to later kernels.
 pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     between(
         device,
@@ -36,7 +36,7 @@ pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// Makes all writes before it visible to the host once the submission is done.
+/// Makes all earlier writes visible to the host after the submission.
 pub fn host_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let before = (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
     between(device, commands, before, (S::HOST, A::HOST_READ));
@@ -51,7 +51,7 @@ fn between(device: &ash::Device, commands: vk::CommandBuffer, before: (S, A), af
         .src_access_mask(before.1)
         .dst_stage_mask(after.0)
         .dst_access_mask(after.1)];
-    // SAFETY: the callers record `commands`.
+    // SAFETY: the callers are recording `commands`.
     unsafe {
         device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all))
     };

@@ -1,11 +1,11 @@
-//! Choice of a device.
+//! Chooses a device.
 
 use super::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
 use anyhow::{Context, Result};
 pub use gemma_base::compute::device::Choice;
 use gemma_base::error::{Fault, Kind};
 
-/// Returns whether a device may be chosen without being named.
+/// Returns whether a device may be chosen automatically.
 fn allowed(device: &DeviceInfo, allow_cpu: bool) -> bool {
     !device.is_cpu || allow_cpu
 }
@@ -22,7 +22,7 @@ fn rank(devices: &[DeviceInfo], allow_cpu: bool) -> Vec<&DeviceInfo> {
     list
 }
 
-/// Picks a device. The error says why there is none.
+/// Chooses a device. The error explains why there is none.
 pub fn choose(devices: &[DeviceInfo], choice: Choice) -> Result<&DeviceInfo> {
     pick(devices, choice, is_set(ALLOW_CPU_DRIVER))
 }
@@ -72,7 +72,7 @@ pub mod tests {
 
     const GB: u64 = 1 << 30;
 
-    /// Returns a board that has every feature but matrix instructions.
+    /// Returns a discrete GPU with every feature except matrix instructions.
     pub fn device(index: usize, name: &str, memory: u64) -> DeviceInfo {
         DeviceInfo {
             backend: "vulkan",
@@ -100,8 +100,8 @@ pub mod tests {
         }
     }
 
-    /// Returns the devices of a full laptop: a driver on the processor, a GPU in it with much
-    /// memory, two boards.
+    /// Returns the devices of a fully equipped laptop: a driver on the processor, an integrated GPU
+    /// with much memory, and two discrete GPUs.
     fn all() -> Vec<DeviceInfo> {
         vec![
             DeviceInfo { is_cpu: true, ..device(0, "llvmpipe", 64 * GB) },
@@ -111,7 +111,7 @@ pub mod tests {
         ]
     }
 
-    /// Exit code and words of a refusal.
+    /// Returns exit code and message of an error.
     fn refused(devices: &[DeviceInfo], choice: Choice) -> (u8, String) {
         let error = pick(devices, choice, false).unwrap_err();
         let fault = fault_of(&error).unwrap();

@@ -1,5 +1,5 @@
-//! Features of Vulkan that the kernels need. Each is looked for when a device is probed, and
-//! enabled when the device is opened.
+//! Vulkan features that the kernels need. Each one is checked when a device is probed, and enabled
+//! when the device is opened.
 
 use ash::vk;
 
@@ -22,7 +22,7 @@ macro_rules! needed {
                 features
             }
 
-            /// Returns the names of needed features that are not among these.
+            /// Returns the names of the needed features that are missing here.
             pub fn missing(&self) -> Vec<&'static str> {
                 let all = [$(($name, self.$version.$feature)),*];
                 all.into_iter().filter(|(_, has)| *has == vk::FALSE).map(|(name, _)| name).collect()

@@ -1,5 +1,5 @@
-//! The logical device: opened with the features that kernels need, shared by the executors of this
-//! process.
+//! The logical device, opened with the features that kernels need and shared by the executors of
+//! this process.
 
 use super::choose::{Choice, choose};
 use super::features::Features;
@@ -17,20 +17,20 @@ pub struct Gpu {
     pub device: Device,
     pub physical: vk::PhysicalDevice,
     pub info: DeviceInfo,
-    /// Shape of matrices that it is opened for.
+    /// Matrix shape that it was opened for.
     pub matrices: Option<MatrixShape>,
     queue: Mutex<vk::Queue>,
     pub family: u32,
     pub memory_types: vk::PhysicalDeviceMemoryProperties,
-    /// Memory requested from it.
+    /// Bytes of memory requested from it.
     pub requested: Requested,
     // Dropped last.
     pub vulkan: Vulkan,
 }
 
 impl Gpu {
-    /// Opens the device that `choice` names, or returns it if it is in `open`. Without `matrices`
-    /// the driver is not asked about its matrix instructions.
+    /// Opens the device that `choice` selects, or returns it if it is in `open`. Without
+    /// `matrices`, the driver is not queried for its matrix instructions.
     pub fn open(choice: Choice, matrices: bool, open: &[Arc<Gpu>]) -> Result<Arc<Gpu>> {
         let vulkan = Vulkan::open()?;
         let devices = vulkan.devices()?;
@@ -60,7 +60,8 @@ impl Gpu {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
             create = create.push_next(&mut feature);
         }
-        // A driver that has it lacks a part of Vulkan, and Vulkan demands that the program knows.
+        // A driver with this extension lacks a part of Vulkan, and Vulkan requires programs to
+        // enable it.
         let partial = c"VK_KHR_portability_subset";
         if vulkan.extensions(physical).iter().any(|name| name.as_c_str() == partial) {
             extensions.push(partial.as_ptr());
@@ -72,13 +73,13 @@ impl Gpu {
             .push_next(&mut v11)
             .push_next(&mut v12)
             .push_next(&mut v13);
-        // SAFETY: every pointer of `create` outlives the call; the features were found present.
+        // SAFETY: every pointer in `create` outlives the call; the features were checked before.
         let device =
             unsafe { instance.create_device(physical, &create, None) }.with_context(|| {
                 Fault::new(Kind::Device, format!("{} cannot be opened", info.name))
                     .help("use --device cpu")
             })?;
-        // SAFETY: the queue was asked for above.
+        // SAFETY: the queue was requested above.
         let queue = unsafe { device.get_device_queue(family, 0) };
         // SAFETY: the device belongs to this instance.
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
@@ -105,8 +106,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: each owner of an object of the device holds the `Gpu` in an `Arc`, so none is
-        // left.
+        // SAFETY: each owner of an object of the device holds the `Gpu` in an `Arc`, so no object
+        // is left.
         unsafe {
             let _ = self.device.device_wait_idle();
             self.device.destroy_device(None);
@@ -114,8 +115,8 @@ impl Drop for Gpu {
     }
 }
 
-/// Returns the first queue family that computes and does not draw, which the desktop disturbs less,
-/// else the first that computes.
+/// Returns the first queue family with compute but without graphics, because the desktop disturbs
+/// it less. Otherwise returns the first one with compute.
 pub fn queue_family(families: &[vk::QueueFlags]) -> Option<u32> {
     let computes = |f: &vk::QueueFlags| f.contains(vk::QueueFlags::COMPUTE);
     let alone = |f: &vk::QueueFlags| computes(f) && !f.contains(vk::QueueFlags::GRAPHICS);
@@ -123,7 +124,7 @@ pub fn queue_family(families: &[vk::QueueFlags]) -> Option<u32> {
     found.map(|i| i as u32)
 }
 
-/// Beginning of the error of a lost device.
+/// Prefix of the error of a lost device.
 pub const LOST: &str = "the GPU was lost";
 
 /// Returns whether an error is that of a lost device.
@@ -131,7 +132,7 @@ pub fn is_lost(error: &anyhow::Error) -> bool {
     error.to_string().starts_with(LOST)
 }
 
-/// Returns the message of a Vulkan failure, with a remedy.
+/// Returns the error of a failed Vulkan call, with a remedy.
 pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     let fault = match error {
         vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("{LOST} while {what}"))

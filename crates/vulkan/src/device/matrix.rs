@@ -1,8 +1,8 @@
-//! Shapes of matrices that a device multiplies.
+//! Matrix shapes that a device supports.
 
 use ash::vk;
 
-/// A product of a subgroup: int8 `[m, k]` times int8 `[k, n]` into int32 `[m, n]`.
+/// A matrix product of a subgroup: int8 `[m, k]` times int8 `[k, n]` into int32 `[m, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixShape {
     pub m: u32,
@@ -10,7 +10,7 @@ pub struct MatrixShape {
     pub k: u32,
 }
 
-/// The shape whose elements lie where `linear_few` and `linear_many` expect them.
+/// The shape with elements in the lanes that `linear_few` and `linear_many` expect.
 pub const SHAPE: MatrixShape = MatrixShape { m: 16, n: 8, k: 32 };
 
 impl std::fmt::Display for MatrixShape {
@@ -19,7 +19,7 @@ impl std::fmt::Display for MatrixShape {
     }
 }
 
-/// Returns the shapes of a driver's list that multiply signed int8 exactly, each once.
+/// Returns the distinct shapes in a driver's list that multiply signed int8 exactly.
 pub fn int8_shapes(list: &[vk::CooperativeMatrixPropertiesKHR<'_>]) -> Vec<MatrixShape> {
     let mut shapes = Vec::new();
     for s in list {
@@ -39,8 +39,8 @@ pub fn int8_shapes(list: &[vk::CooperativeMatrixPropertiesKHR<'_>]) -> Vec<Matri
     shapes
 }
 
-/// Returns the shape that kernels use on a device: [`SHAPE`] if the device has it, else the largest
-/// shape that divides 16 matrix rows and a chunk of columns.
+/// Returns the shape that kernels use on a device: [`SHAPE`] if supported, else the largest shape
+/// that divides 16 matrix rows and a chunk of columns.
 pub fn best_shape(shapes: &[MatrixShape]) -> Option<MatrixShape> {
     let usable = |s: &&MatrixShape| {
         [8, 16].contains(&s.m) && [8, 16].contains(&s.n) && [8, 16, 32].contains(&s.k)

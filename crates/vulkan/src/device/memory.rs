@@ -1,5 +1,5 @@
-//! Device memory: arenas of large blocks that pieces are cut from, and host memory that both sides
-//! see.
+//! Device memory: arenas of large blocks that are divided into pieces, and host memory that both
+//! sides can access.
 
 use super::{DeviceInfo, Gpu, failed};
 use anyhow::Result;
@@ -23,11 +23,11 @@ pub struct Block {
     pub size: u64,
     /// Bytes that were requested from the device for it.
     requested: u64,
-    /// Mapping of the host; null without one.
+    /// Host mapping; null if there is none.
     pub host: *mut u8,
 }
 
-/// Bytes requested from a device, all blocks together.
+/// Total bytes requested from a device.
 #[derive(Debug, Default)]
 pub struct Requested {
     live: AtomicU64,
@@ -40,7 +40,7 @@ impl Requested {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Returns the bytes held now, and the most so far.
+    /// Returns the bytes held now, and the peak.
     pub fn bytes(&self) -> (u64, u64) {
         (self.live.load(Ordering::Relaxed), self.peak.load(Ordering::Relaxed))
     }
@@ -48,12 +48,12 @@ impl Requested {
 
 // SAFETY: the mapping is plain memory that no thread owns.
 unsafe impl Send for Block {}
-// SAFETY: only `Block::bytes` reaches the mapping through a shared block, and it is unsafe: its
+// SAFETY: a shared block's mapping is only accessible through `Block::bytes`, which is unsafe: its
 // callers uphold exclusive access.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates a block of the kind `kind`. `what` names it in errors.
+    /// Allocates a block of this kind. `what` is its name in errors.
     pub fn new(gpu: &Arc<Gpu>, what: &str, size: u64, kind: Place) -> Result<Block> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
@@ -64,7 +64,7 @@ impl Block {
         let device = &gpu.device;
         // SAFETY: `info` is complete; the buffer is freed below or by `drop`.
         let buffer = unsafe { device.create_buffer(&info, None) }.map_err(|e| failed(what, e))?;
-        // SAFETY: the buffer was made above.
+        // SAFETY: the buffer was created above.
         let needs = unsafe { device.get_buffer_memory_requirements(buffer) };
         let mut flags =
             vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
@@ -74,7 +74,7 @@ impl Block {
                 .allocation_size(needs.size)
                 .memory_type_index(index)
                 .push_next(&mut flags);
-            // SAFETY: `types` returns only types that the buffer may live in.
+            // SAFETY: `types` only returns types that the buffer supports.
             match unsafe { device.allocate_memory(&allocate, None) } {
                 Ok(memory) => {
                     gpu.requested.add(needs.size);
@@ -103,7 +103,7 @@ impl Block {
 
     fn bind(mut self, what: &str, map: bool) -> Result<Block> {
         let device = &self.gpu.device;
-        // SAFETY: `new` made both, the memory fits the buffer, and `self` frees them.
+        // SAFETY: `new` created both, the memory fits the buffer, and `self` frees them.
         unsafe {
             device.bind_buffer_memory(self.buffer, self.memory, 0).map_err(|e| failed(what, e))?;
             let info = vk::BufferDeviceAddressInfo::default().buffer(self.buffer);
@@ -146,8 +146,8 @@ impl Drop for Block {
 pub enum Place {
     /// Device memory, fast for kernels.
     Device,
-    /// Host memory that the host writes and the device reads. Cached, since the system copies files
-    /// into it.
+    /// Host memory that the host writes and the device reads. Cached, because the system copies
+    /// files into it.
     Upload,
     /// Host memory that the device writes and the host reads.
     Readback,
@@ -167,7 +167,7 @@ impl Place {
         for wish in wishes {
             for (i, t) in types.iter().enumerate() {
                 let fits = allowed >> i & 1 == 1 && t.property_flags.contains(wish);
-                // Memory of other purposes, such as protected memory, has further flags.
+                // Memory for other purposes, such as protected memory, has additional flags.
                 let plain = !t
                     .property_flags
                     .intersects(F::PROTECTED | F::LAZILY_ALLOCATED | F::DEVICE_COHERENT_AMD);
@@ -197,12 +197,12 @@ pub enum Use {
     Buffers,
 }
 
-/// Returns the bytes that a piece of this size takes.
+/// Returns the allocated bytes of a piece of this size.
 pub fn rounded(bytes: u64) -> u64 {
     bytes.max(4).next_multiple_of(ALIGN)
 }
 
-/// Refuses a piece that is larger than an allocation of the device can be.
+/// Fails for a piece that is larger than the device's largest allocation.
 pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
     let most = device.max_allocation;
     if bytes <= most {
@@ -213,7 +213,7 @@ pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
     Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into())
 }
 
-/// Returns sizes of blocks that these pieces fill in turn. A block is larger than `most` only for a
+/// Returns the sizes of blocks that these pieces fill in order. A block only exceeds `most` for a
 /// larger piece.
 fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     let mut blocks = VecDeque::new();
@@ -232,31 +232,31 @@ fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
 pub struct Cuts {
     /// Sizes of the blocks so far.
     pub blocks: Vec<u64>,
-    /// Sizes of the blocks to come, if their pieces are known.
+    /// Sizes of future blocks, if their pieces are known.
     expected: VecDeque<u64>,
     is_planned: bool,
-    /// Bytes taken of the last block.
+    /// Used bytes of the last block.
     taken: u64,
     /// Bytes of all pieces.
     pub total: u64,
 }
 
 impl Cuts {
-    /// Plans for these pieces in this order, so that no byte is allocated in vain. An allocation
-    /// has at most `most` bytes.
+    /// Plans blocks for these pieces in this order, so that no byte is wasted. `most` is the
+    /// largest allocation in bytes.
     pub fn expect(&mut self, pieces: &[u64], most: u64) {
         self.expected = blocks_for(pieces, BLOCK.min(most));
         self.is_planned = true;
     }
 
-    /// Returns the size of the block that a piece of `bytes` opens; `None` if the last block has
-    /// room.
+    /// Returns the size of the new block that a piece of `bytes` needs; `None` if the last block
+    /// has room.
     pub fn opens(&self, bytes: u64, most: u64) -> Option<u64> {
         if self.blocks.last().is_some_and(|size| self.taken + bytes <= *size) {
             return None;
         }
-        // Without a plan blocks grow by doubling, so that small models get small ones. Beside a
-        // plan, an unplanned piece gets a block of its own size.
+        // Without a plan, block sizes double, so that small models get small blocks. With a plan,
+        // an unplanned piece gets a block of its own size.
         let step = || match self.is_planned {
             true => bytes,
             false => self.total.next_power_of_two().clamp(1 << 22, BLOCK).min(most),
@@ -264,7 +264,7 @@ impl Cuts {
         Some(self.expected.front().copied().unwrap_or_else(step).max(bytes))
     }
 
-    /// Takes a piece from the last block, or from the one that was just opened for it. Returns
+    /// Allocates a piece in the last block, or in the block that was just opened for it. Returns
     /// the block's index and the offset in it.
     pub fn take(&mut self, bytes: u64, opened: Option<u64>) -> (usize, u64) {
         if let Some(size) = opened {
@@ -292,7 +292,7 @@ impl Arena {
         Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), cuts: Cuts::default() }
     }
 
-    /// Plans for these pieces, see [`Cuts::expect`].
+    /// Plans blocks for these pieces, see [`Cuts::expect`].
     pub fn expect(&mut self, pieces: &[u64]) {
         self.cuts.expect(pieces, self.gpu.info.max_allocation);
     }

@@ -28,9 +28,9 @@ use std::ffi::{CStr, c_char};
 use std::sync::{Mutex, PoisonError};
 use validation::Validation;
 
-/// Environment variable that lets a driver without a GPU (lavapipe) count as a device: for tests.
+/// Environment variable that allows a driver without a GPU (lavapipe) as a device. For tests.
 pub const ALLOW_CPU_DRIVER: &str = "GEMMA_VULKAN_CPU";
-/// Environment variable that caps the free bytes that a device reports: for tests.
+/// Environment variable that limits the free bytes that a device reports. For tests.
 pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 
 /// An opened driver.
@@ -46,26 +46,26 @@ struct Loaded {
     validation: Option<Validation>,
 }
 
-/// Kept until the process ends. Destroying the last instance unloads drivers and layers, and a
-/// thread that used them then crashes at its end, since some register a destructor with each
-/// thread. Creating an instance also takes a tenth of a second.
+/// Kept until the process ends. Destroying the last instance unloads drivers and layers. Some of
+/// them register a destructor with each thread, so a thread that used them would then crash at its
+/// end. Creating an instance also takes a tenth of a second.
 static LOADED: Mutex<Option<&'static Loaded>> = Mutex::new(None);
 
 impl Drop for Vulkan {
     fn drop(&mut self) {
-        // Every object of the instance is gone: its owner holds the `Vulkan`.
+        // Every object of the instance is gone, because its owner holds the `Vulkan`.
         self.loaded.validation.iter().for_each(Validation::enforce);
     }
 }
 
-/// Returns the error of a machine without a driver, with a remedy.
+/// Returns the error if there is no driver, with a remedy.
 fn no_driver(what: String) -> anyhow::Error {
     Fault::new(Kind::Device, what)
         .help(format!("{}, or use --device cpu", remedies::HERE.vulkan_driver))
         .into()
 }
 
-/// Returns whether an environment variable is set, and not to 0.
+/// Returns whether an environment variable is set to a value other than 0.
 fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
 }
@@ -83,8 +83,9 @@ impl Loaded {
         let mut wanted = validation::Wanted::of_environment();
         let mut extensions = wanted.extensions();
         let mut info = vk::InstanceCreateInfo::default().application_info(&app);
-        // The loader lists drivers that lack a part of Vulkan, as MoltenVK on macOS, only if asked.
-        // SAFETY: the call takes no pointer of ours.
+        // The loader lists drivers that lack a part of Vulkan, such as MoltenVK on macOS, only on
+        // request.
+        // SAFETY: the call is passed no pointer.
         let offered = unsafe { entry.enumerate_instance_extension_properties(None) };
         let partial = khr::portability_enumeration::NAME;
         if offered.unwrap_or_default().iter().any(|e| e.extension_name_as_c_str() == Ok(partial)) {
@@ -101,7 +102,7 @@ impl Loaded {
 }
 
 impl Vulkan {
-    /// Loads the system's Vulkan library, unless it is loaded.
+    /// Loads the system's Vulkan library, unless it is already loaded.
     pub fn open() -> Result<Vulkan> {
         let mut kept = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = match *kept {
@@ -132,7 +133,7 @@ impl Vulkan {
             .push_next(&mut basic)
             .push_next(&mut three)
             .push_next(&mut driver);
-        // SAFETY: the chain holds only structs that Vulkan 1.3 knows; drivers of 1.0 ignore them.
+        // SAFETY: the chain holds only structs of Vulkan 1.3; drivers of 1.0 ignore them.
         unsafe { self.instance.get_physical_device_properties2(device, &mut p) };
         let limits = p.properties.limits;
         let kind = p.properties.device_type;
@@ -176,10 +177,10 @@ impl Vulkan {
             } else {
                 0.0
             },
-            // Vulkan does not report the number of compute units: boards have tens to hundreds,
-            // other devices a few.
+            // Vulkan does not report the number of compute units: discrete GPUs have tens to
+            // hundreds, others a few.
             busy: if kind == vk::PhysicalDeviceType::DISCRETE_GPU { 256 } else { 16 },
-            // NVIDIA's driver (580.159) numbers the workgroups of such dispatches from zero.
+            // NVIDIA's driver (580.159) numbers the workgroups of these dispatches from zero.
             divides_calls: driver.driver_id != vk::DriverId::NVIDIA_PROPRIETARY,
             offers_matrices: missing.is_empty() && has(khr::cooperative_matrix::NAME),
             draws: gpu::queue_family(&families).is_some_and(draws),
@@ -205,7 +206,7 @@ impl Vulkan {
             .push_next(&mut v11)
             .push_next(&mut v12)
             .push_next(&mut v13);
-        // SAFETY: the device is one of Vulkan 1.3, which knows these structs.
+        // SAFETY: the device supports Vulkan 1.3, which defines these structs.
         unsafe { self.instance.get_physical_device_features2(device, &mut f) };
         let core = f.features;
         Features { core, v11, v12, v13 }.missing()
@@ -218,8 +219,7 @@ impl Vulkan {
         families.iter().map(|f| f.queue_flags).collect()
     }
 
-    /// Returns the shapes of int8 matrices that a device multiplies; none without such
-    /// instructions.
+    /// Returns the int8 matrix shapes that a device supports; empty without matrix instructions.
     pub fn matrix_shapes(&self, info: &DeviceInfo) -> Result<Vec<MatrixShape>> {
         let physical = self.physical()?;
         let device = physical
@@ -250,8 +250,8 @@ impl Vulkan {
         matrix::int8_shapes(&shapes)
     }
 
-    /// Returns the bytes that kernels read fast, and the free ones of them where the driver reports
-    /// them.
+    /// Returns the bytes of memory that is fast for kernels, and the free bytes if the driver
+    /// reports them.
     fn memory(
         &self,
         device: vk::PhysicalDevice,
@@ -263,7 +263,7 @@ impl Vulkan {
         if has_budget {
             p = p.push_next(&mut budget);
         }
-        // SAFETY: the budget struct is chained only where its extension is there.
+        // SAFETY: the budget struct is only chained if its extension is supported.
         unsafe { self.instance.get_physical_device_memory_properties2(device, &mut p) };
         let properties = p.memory_properties;
         let heaps: Vec<Heap> = (0..properties.memory_heap_count as usize)
@@ -284,19 +284,20 @@ impl Vulkan {
     }
 }
 
-/// One of a device's heaps.
+/// A memory heap of a device.
 #[derive(Clone, Copy)]
 struct Heap {
     bytes: u64,
     is_local: bool,
-    /// Free bytes, where the driver reports them.
+    /// Free bytes, if the driver reports them.
     free: Option<u64>,
 }
 
-/// Returns the bytes that kernels read fast, and the free ones of them.
+/// Returns the bytes of memory that is fast for kernels, and the free bytes.
 ///
-/// A GPU in the processor counts all heaps: they are parts of the same memory, whichever of them
-/// the driver calls local to the device. A board counts the largest of its own heaps.
+/// For an integrated GPU these are all heaps: they are parts of the same memory, regardless of
+/// which ones the driver calls device-local. For a discrete GPU it is the largest device-local
+/// heap.
 fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
     if is_integrated {
         let free = heaps.iter().map(|h| h.free).sum::<Option<u64>>().filter(|_| !heaps.is_empty());
@@ -314,7 +315,7 @@ fn asks_subgroup(subgroup: &vk::PhysicalDeviceSubgroupSizeControlProperties<'_>)
     subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
 }
 
-/// Returns the needed properties of subgroups that a device lacks.
+/// Returns the needed subgroup properties that a device lacks.
 fn missing_subgroups(
     subgroup: &vk::PhysicalDeviceSubgroupSizeControlProperties<'_>,
     basic: &vk::PhysicalDeviceSubgroupProperties<'_>,

@@ -22,7 +22,7 @@ macro_rules! shaders {
         }
 
         impl Shader {
-            /// Returns the file in `shaders/`, without the ending.
+            /// Returns the file in `shaders/`, without the extension.
             pub fn file(self) -> &'static str {
                 match self {
                     $(Shader::$name => $file,)*
@@ -45,7 +45,7 @@ include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
 /// Specialisation constants, as (id, value); booleans are 0 or 1.
 pub type Constants = Vec<(u32, u32)>;
 
-/// Bytes of push constants that every kernel may use. Vulkan guarantees as many.
+/// Bytes of push constants that every kernel may use, as guaranteed by Vulkan.
 pub const PUSH: usize = 128;
 
 /// Shader and constants of a pipeline, and whether it may be dispatched in parts.
@@ -63,13 +63,13 @@ pub struct Pipelines {
     is_fresh: bool,
 }
 
-/// Kernels of the open devices. A draft model beside its target shares the device and its kernels.
+/// Kernels of the open devices. A draft model shares its target's device and kernels.
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
-/// Manifest of the shaders of this build, with the SHA-256 of each.
+/// Manifest of this build's shaders, with the SHA-256 of each.
 pub const SHADERS: &str = include_str!("../../../../shaders/manifest.txt");
 
-/// Opens a device, or returns it if this process has it open. `matrices` is that of [`Gpu::open`].
+/// Opens a device, or returns it if this process has it open. For `matrices` see [`Gpu::open`].
 pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let here: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
@@ -84,7 +84,8 @@ pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipel
     Ok((gpu, pipelines))
 }
 
-/// Locks the kernels. They stay usable after a panic of another thread: each is inserted whole.
+/// Locks the kernels. They stay usable after another thread's panic, because entries are inserted
+/// atomically.
 pub fn lock(pipelines: &Mutex<Pipelines>) -> MutexGuard<'_, Pipelines> {
     pipelines.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -143,8 +144,8 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    /// Compiles the missing ones of these kernels on all threads, since the first start on a device
-    /// compiles dozens.
+    /// Compiles the missing kernels on all threads, because the first start on a device compiles
+    /// dozens.
     pub fn prepare<'a>(
         &mut self,
         kernels: impl Iterator<Item = (Shader, &'a Constants)>,
@@ -178,7 +179,7 @@ impl Pipelines {
         let words: Vec<u32> =
             shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
-        // SAFETY: scripts/build-shaders.sh made and validated the SPIR-V.
+        // SAFETY: scripts/build-shaders.sh compiled and validated the SPIR-V.
         let module = unsafe { self.gpu.device.create_shader_module(&info, None) }
             .map_err(|e| failed("loading a kernel", e))?;
         self.modules.insert(shader, module);
@@ -223,13 +224,12 @@ impl Pipelines {
             .stage(stage)
             .layout(self.layout)];
         // SAFETY: module, layout and cache live as long as `self`, the driver locks the cache, and
-        // the pointers of `info` outlive the call.
+        // the pointers in `info` outlive the call.
         let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
         Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
     }
 
-    /// Writes the cache file, whole or not at all. Errors are ignored: the next start compiles
-    /// again.
+    /// Writes the cache file atomically. Errors are ignored; the next start then compiles again.
     pub fn save(&mut self) {
         let Some(file) = self.file.as_ref().filter(|_| self.is_fresh) else { return };
         self.is_fresh = false;
@@ -258,15 +258,15 @@ impl Drop for Pipelines {
 /// Largest cache file in bytes that this program reads.
 const LARGEST_CACHE: u64 = 1 << 30;
 
-/// Appends the SHA-256 of the driver's bytes. A driver checks the header of a cache only, so this
-/// program checks the rest.
+/// Appends the SHA-256 of the driver's cache data. A driver only checks the header of a cache, so
+/// this program checks the rest.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let digest = Sha256::digest(&bytes);
     bytes.extend_from_slice(&digest);
     bytes
 }
 
-/// Returns the bytes that [`sealed`] was given; `None` if any byte has changed.
+/// Returns the bytes that were passed to [`sealed`]; `None` if any byte has changed.
 fn unsealed(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     let (body, digest) = bytes.split_last_chunk::<32>()?;
     let (is_whole, length) = (Sha256::digest(body).as_slice() == digest, body.len());
@@ -278,7 +278,8 @@ fn read_cache(path: &Path) -> Option<Vec<u8>> {
     unsealed(read_regular(path, LARGEST_CACHE).ok()?)
 }
 
-/// Returns the path of `pipelines-<device and driver>.bin` in the cache; `None` without a home.
+/// Returns the path of `pipelines-<device and driver>.bin` in the cache; `None` without a home
+/// directory.
 fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
     // SAFETY: the device belongs to the instance.
     let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
@@ -301,7 +302,7 @@ mod tests {
             assert_eq!(unsealed(changed), None, "{at}");
             assert_eq!(unsealed(whole[..at].to_vec()), None, "{at}");
         }
-        // Bytes without a checksum.
+        // Bytes without a valid checksum.
         assert_eq!(unsealed(bytes), None);
     }
 }

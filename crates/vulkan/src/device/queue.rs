@@ -8,25 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Command buffers for commands that change from run to run. One is recorded while others wait or
-/// run. A round takes three: the writes for a commit, the writes for a pass, the copy of its
-/// results.
+/// Number of command buffers for commands that change between runs. One is recorded while others
+/// wait or run. A round needs three: the writes for a commit, the writes for a pass, and the copy
+/// of its results.
 const RING: usize = 8;
-/// Longest wait for one submission. Each is cut to take far less, but a driver on the processor
-/// compiles kernels in their first run.
+/// Longest wait for one submission. Each submission is sized to take far less, but a driver on the
+/// processor compiles kernels in their first run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
-/// Count of the submissions that are done. Any thread may wait for one.
+/// Counter of completed submissions. Any thread may wait for one.
 pub struct Timeline {
     gpu: Arc<Gpu>,
     semaphore: vk::Semaphore,
-    /// The device is lost on a test's request.
+    /// Whether a test has simulated the loss of the device.
     is_lost: AtomicBool,
 }
 
 impl Timeline {
-    /// Fails if a test loses the device at this call, or lost it before.
+    /// Fails if a test simulates a device loss at this call, or did so before.
     fn lose_on_request(&self, point: Point) -> Result<()> {
         if self.is_lost.load(Ordering::Relaxed) || testing::fails(point) {
             self.is_lost.store(true, Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Waits until a submission is done.
+    /// Waits for a submission to complete.
     pub fn wait(&self, submission: u64) -> Result<()> {
         let (semaphores, values) = ([self.semaphore], [submission]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
@@ -49,7 +49,7 @@ impl Timeline {
                 e => failed("running kernels", e),
             },
         )?;
-        // A lost device runs nothing any more, so a test that loses one has waited first.
+        // A lost device runs nothing, so a simulated loss waits first.
         self.lose_on_request(Point::Fence)
     }
 }
@@ -61,16 +61,16 @@ impl Drop for Timeline {
     }
 }
 
-/// A queue of one executor: recorded and submitted by one thread.
+/// Queue of one executor: recorded and submitted by one thread.
 pub struct Queue {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
     ring: [vk::CommandBuffer; RING],
-    /// Submission that used each ring entry last.
+    /// Last submission that used each ring entry.
     used: [u64; RING],
     next: usize,
     timeline: Arc<Timeline>,
-    /// Submissions so far.
+    /// Number of submissions so far.
     count: u64,
     /// Commands of the next submission, in order.
     staged: Vec<vk::CommandBuffer>,
@@ -133,7 +133,7 @@ impl Queue {
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),
     ) -> Result<()> {
         let device = &self.gpu.device;
-        // SAFETY: the caller has waited for the buffer, and the objects that `record` names outlive
+        // SAFETY: the caller has waited for the buffer, and the objects that `record` uses outlive
         // it.
         unsafe {
             device
@@ -150,7 +150,7 @@ impl Queue {
         self.flush()
     }
 
-    /// Stages the commands of `record`, and then `then`, for the next submission. Earlier
+    /// Stages the commands of `record`, followed by `then`, for the next submission. Earlier
     /// submissions may still run.
     pub fn stage(
         &mut self,
@@ -181,7 +181,7 @@ impl Queue {
         self.count + 1
     }
 
-    /// Submits staged commands, if there are any. Returns the number of the last submission.
+    /// Submits staged commands, if any. Returns the number of the last submission.
     pub fn flush(&mut self) -> Result<u64> {
         if self.staged.is_empty() {
             return Ok(self.count);
@@ -207,19 +207,19 @@ impl Queue {
         Ok(self.count)
     }
 
-    /// Returns whether a submission is done, or the device is lost.
+    /// Returns whether a submission is complete, or the device is lost.
     pub fn is_done(&self, submission: u64) -> bool {
         // SAFETY: the semaphore lives as long as `self`.
         unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_or(true, |count| count >= submission)
     }
 
-    /// Waits until a submission is done.
+    /// Waits for a submission to complete.
     pub fn wait(&self, submission: u64) -> Result<()> {
         self.timeline.wait(submission)
     }
 
-    /// Returns the timeline, for other threads to wait on.
+    /// Returns the timeline, so that other threads can wait on it.
     pub fn timeline(&self) -> Arc<Timeline> {
         self.timeline.clone()
     }

@@ -1,5 +1,5 @@
-//! Validation layers, for tests: their messages are printed and counted, and a test or command
-//! fails if there was one.
+//! Validation layers for tests. Their messages are printed and counted, and make a test or command
+//! fail.
 
 use super::is_set;
 use ash::{Entry, Instance, ext, vk};
@@ -8,28 +8,28 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Environment variable that turns the validation layers on: for tests.
+/// Environment variable that enables the validation layers. For tests.
 pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
 
 const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 
-/// Returns whether the layers can be turned on.
+/// Returns whether the layers are installed.
 pub fn is_installed() -> bool {
     // SAFETY: the loader is the system's own; loading it only runs its initialisers.
     let Ok(entry) = (unsafe { Entry::load() }) else { return false };
-    // SAFETY: the call takes no pointer of ours.
+    // SAFETY: the call is passed no pointer.
     let layers = unsafe { entry.enumerate_instance_layer_properties() }.unwrap_or_default();
     layers.iter().any(|l| l.layer_name_as_c_str().is_ok_and(|name| name == LAYER))
 }
 
-/// Additions to the arguments of a new instance. Must not move while the instance is created.
+/// Additions to the arguments of a new instance. Must not be moved while the instance is created.
 pub struct Wanted {
     on: bool,
     layers: [*const c_char; 1],
     features: vk::ValidationFeaturesEXT<'static>,
 }
 
-/// Also checks the accesses of commands to memory.
+/// Also checks the memory accesses of commands.
 static SYNCHRONISATION: [vk::ValidationFeatureEnableEXT; 1] =
     [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
 
@@ -40,7 +40,7 @@ impl Wanted {
         Wanted { on: is_set(VALIDATE), layers: [LAYER.as_ptr()], features }
     }
 
-    /// The extensions that the layers need.
+    /// Returns the extensions that the layers need.
     pub fn extensions(&self) -> Vec<*const c_char> {
         if self.on { vec![ext::debug_utils::NAME.as_ptr()] } else { Vec::new() }
     }
@@ -55,7 +55,7 @@ impl Wanted {
         info.enabled_layer_names(&self.layers).push_next(&mut self.features)
     }
 
-    /// Listens to the messages of the layers about an instance.
+    /// Subscribes to the layers' messages about an instance.
     pub fn watch(self, entry: &Entry, instance: &Instance) -> Option<Validation> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as S, DebugUtilsMessageTypeFlagsEXT as T};
         if !self.on {
@@ -67,8 +67,8 @@ impl Wanted {
             .pfn_user_callback(Some(complain))
             .user_data((&raw const COMPLAINTS).cast_mut().cast());
         let functions = ext::debug_utils::Instance::new(entry, instance);
-        // SAFETY: the extension is on, the messenger lives as long as the instance, and its counter
-        // as long as the process.
+        // SAFETY: the extension is enabled, the messenger lives as long as the instance, and its
+        // counter as long as the process.
         unsafe { functions.create_debug_utils_messenger(&info, None) }
             .expect("a messenger for the tests");
         Some(Validation(&COMPLAINTS))
@@ -77,14 +77,14 @@ impl Wanted {
 
 static COMPLAINTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Layers that are turned on, and the number of their messages.
+/// Enabled layers, with a counter of their messages.
 pub struct Validation(&'static AtomicUsize);
 
 impl Validation {
-    /// Fails the test or the command if there was a message since the last call.
+    /// Panics if there was a message since the last call.
     ///
     /// # Panics
-    /// If there was a message and the thread does not panic already.
+    /// If there was a message and the thread is not already panicking.
     pub fn enforce(&self) {
         let n = self.0.swap(0, Ordering::Relaxed);
         assert!(

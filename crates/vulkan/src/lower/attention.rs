@@ -1,4 +1,4 @@
-//! Calls of attention.
+//! Kernel calls of attention.
 
 use super::fuse::Forms;
 use super::kernels::{AttentionPush, Join, PartialAttentionPush};
@@ -6,15 +6,15 @@ use super::sizes::partial_floats;
 use super::*;
 use anyhow::{Context, ensure};
 
-/// Most rows of a pass whose pages are split over workgroups.
+/// Most rows of a pass with pages split over workgroups.
 const SPLIT_ROWS: usize = 32;
 
-/// Most pairs of a row and a query head in a block of one row.
+/// Most (row, query head) pairs in a block of one row.
 const PAIRS: usize = 16;
-/// The same in a block of several rows. A thread has registers for the sums of each pair; fewer
-/// registers leave room for more workgroups.
+/// Most (row, query head) pairs in a block of several rows. A thread keeps the sums of each pair in
+/// registers; using fewer registers allows more concurrent workgroups.
 const PAIRS_OF_ROWS: usize = 8;
-/// Most channels of the outputs of a block, 8 for each thread.
+/// Most output channels of a block, 8 per thread.
 const OUTPUTS: usize = 2048;
 
 impl Lowering<'_> {
@@ -29,11 +29,11 @@ impl Lowering<'_> {
         let Attention { q, out, n_heads, scale, kv, whole_images, range: _ } = op;
         let (dim, prepare) = (head_dim(kv)?, forms.act.as_ref());
         let whole_images = *whole_images && bucket.images;
-        // Pages of a row: all of them, or the pages that a window can touch.
+        // Pages of a row: all, or those that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = partial_floats(bucket.rows * n_heads * slots, dim);
-        // Rows of images see pages after their own, which no reader of partials joins.
+        // Rows of images see pages after their own, which the merge of partials does not support.
         let split = bucket.rows <= SPLIT_ROWS
             && !whole_images
             && floats <= self.own.partial_floats
@@ -70,7 +70,7 @@ impl Lowering<'_> {
             table: word(kv.table),
             epilogue: 0,
         };
-        // The first pages of the rows of a block differ by at most one.
+        // The first pages of the rows in a block differ by at most one.
         let pages =
             if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [parts, bucket.rows.div_ceil(rows), pages];
@@ -98,8 +98,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Appends a call of split attention and the merge of its parts, which the last workgroup of a
-    /// row does if it `joins` them.
+    /// Appends a call of split attention and the merge of its parts. If it `joins`, the last
+    /// workgroup of a row merges them.
     fn append_merged(
         &self,
         mut call: Call,
@@ -120,8 +120,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Returns the rows of a block of attention, and its query heads: as many of those of a kv head
-    /// as fit. `shares` workgroups have a block's pages.
+    /// Returns the rows and query heads of an attention block: as many query heads of one KV head
+    /// as fit. A block's pages are divided among `shares` workgroups.
     fn attention_block(
         &self,
         op: &Attention,
@@ -140,7 +140,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Returns the rows of a block with `gq` query heads; `None` if one row does not fit.
+    /// Returns the rows of a block with `gq` query heads; `None` if not even one row fits.
     fn attention_rows(
         &self,
         op: &Attention,
@@ -157,7 +157,7 @@ impl Lowering<'_> {
                 && rows * gq * dim <= OUTPUTS
                 && shared(rows) <= self.info.max_shared.min(48 << 10) as usize
         };
-        // Blocks of fewer rows keep more of a large device busy while there are few pages.
+        // With few pages, blocks of fewer rows keep more of a large device busy.
         let busy =
             |rows: usize| op.n_heads / gq * bucket.rows.div_ceil(rows) * shares >= self.info.busy;
         let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
@@ -175,7 +175,7 @@ impl Lowering<'_> {
     ) -> Result<Call> {
         let Attention { q, out, n_heads, scale, kv, whole_images, range: _ } = op;
         let dim = head_dim(kv)?;
-        ensure!(dim <= 256, "attention beside an accelerator takes heads of up to 256 channels");
+        ensure!(dim <= 256, "attention next to an NPU supports heads of up to 256 channels");
         let kernel = kernels::PartialAttention {
             head_dim: word(dim),
             kv: kv_code(kv),
@@ -210,12 +210,12 @@ impl Lowering<'_> {
     }
 }
 
-/// Returns the channels of a head. Refuses sizes that the attention kernels do not take.
+/// Returns the head dimension. Fails for sizes that the attention kernels do not support.
 fn head_dim(kv: &KvLayer) -> Result<usize> {
     let dim = kv.head_dim;
     ensure!(
         dim.is_power_of_two() && (16..=512).contains(&dim),
-        "the GPU kernels take head dimensions of 16 to 512 that are powers of two, not {dim}"
+        "the GPU kernels support head dimensions of 16 to 512 that are powers of two, not {dim}"
     );
     Ok(dim)
 }

@@ -1,5 +1,5 @@
-//! Calls of a mixture of experts: the choice, the products of slots that share an expert, and their
-//! sum. See `shaders/include/experts.glsl`.
+//! Kernel calls of a mixture of experts: the choice of experts, the products of slots that share an
+//! expert, and their sum. See `shaders/include/experts.glsl`.
 
 use super::fuse::Forms;
 use super::kernels::{self, ChoosePush, CombinePush, LinearPush, Matrix, OfExperts, Push};
@@ -10,31 +10,31 @@ use super::{Access, Bucket, Call, Lowering};
 use anyhow::Result;
 use gemma_base::compute::{Act, BufferId, Choose, Combine, Experts, RowSet, WeightId};
 
-/// Words of the choices: a header, three for each block of slots, and the slots.
+/// Returns the words of the choice buffer: a header, three words per block of slots, and the slots.
 pub fn choice_words(slots: usize) -> usize {
     3 + 4 * slots
 }
 
-/// Returns how many different experts `rows` rows choose, if all are equally likely.
+/// Returns the expected number of distinct experts for `rows` rows, if all are equally likely.
 fn distinct(rows: usize, experts: usize, used: usize) -> f64 {
     let missed = (1.0 - used as f64 / experts as f64).powi(rows as i32);
     experts as f64 * (1.0 - missed)
 }
 
-/// Most slots of a block. Larger blocks are slower (docs/NOTES.md).
+/// Most slots per block. Larger blocks are slower (docs/NOTES.md).
 const MOST: usize = 32;
 
-/// Returns the slots of a block: twice as many as an expert has if all are equally likely, so that
-/// few experts need two blocks.
+/// Returns the slots per block: twice the expected slots of an expert if all are equally likely, so
+/// that few experts need two blocks.
 fn block_slots(rows: usize, experts: usize, used: usize) -> usize {
     (2 * rows * used / experts).next_power_of_two().clamp(rows.min(2), MOST)
 }
 
 impl Lowering<'_> {
-    /// Returns the call that chooses the experts of each row and sorts the slots by them.
+    /// Returns the call that chooses the experts of each row and sorts the slots by expert.
     pub(super) fn choose(&self, op: &Choose, bucket: Bucket) -> Call {
         let Choose { scores, factors, experts, used, chosen, weights } = *op;
-        // Four lanes an expert, which are of one subgroup.
+        // Four lanes per expert, in the same subgroup.
         let info = self.info;
         let most = info.max_workgroup.min(info.max_subgroups * info.subgroup).min(512);
         let threads = (4 * word(experts)).next_power_of_two().clamp(128, most);
@@ -113,7 +113,7 @@ impl Lowering<'_> {
             more: [choices, Matrix { codes: 0, side: 0, out: 0 }],
             ..self.linear_push(&one, packing.as_ref(), act, result)
         };
-        // An expert has a block that is not full.
+        // Each expert may have one incomplete block.
         let blocks = slots.min(slots / block + op.experts);
         let read = distinct(rows, op.experts, op.used) / op.experts as f64;
         let inputs = [act.values, act.scales, act.sums, op.chosen, self.own.choices];

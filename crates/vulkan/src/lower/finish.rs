@@ -1,10 +1,10 @@
-//! Epilogues: the last workgroups of a call go on with the next operation, which saves a dispatch.
+//! Epilogues: the last workgroups of a call perform the next operation, which saves a dispatch.
 //!
-//! A dispatch that waits for another costs some microseconds, several times a layer. The rotation
-//! of a head and the join of a block of attention need a part of the output only: the last
-//! workgroup that stores into that part does them. A norm needs a whole row: with one or two rows
-//! the last workgroup of all does it. Gate times up has no epilogue, since it slows the products by
-//! more than a dispatch (docs/NOTES.md).
+//! Waiting for a dispatch costs some microseconds, several times per layer. The rotation of a head
+//! and the merge of an attention block need only a part of the output: the last workgroup that
+//! writes to that part performs them. A norm needs a whole row: with one or two rows, the last
+//! workgroup of the call performs it. Gate times up has no epilogue, because it would slow down the
+//! products by more than a dispatch (docs/NOTES.md).
 
 use super::fuse::Fused;
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
@@ -16,31 +16,33 @@ use gemma_base::tensor::Group;
 use std::collections::HashMap;
 use std::mem::offset_of;
 
-/// Most rows of a pass whose calls have epilogues. With more rows a dispatch is faster.
+/// Most rows of a pass with epilogues. With more rows, a separate dispatch is faster.
 const ROWS: usize = 32;
-/// The same for work on whole rows, which one workgroup does alone.
+/// Most rows for epilogues on whole rows, which a single workgroup performs.
 const WHOLE_ROWS: usize = 2;
-/// Most channels of a head that a linear layer rounds to int8: the head lies in shared memory.
+/// Most channels of a head that a linear layer quantises to int8. The head is kept in shared
+/// memory.
 const MOST_SHARED_CHANNELS: usize = 256;
-/// Bytes of shared memory beside a row that is normed.
+/// Bytes of shared memory needed in addition to a normalised row.
 const NORM_SHARED: usize = 8 << 10;
-/// Channels of a block of `row.comp`.
+/// Channels per block in `row.comp`.
 const BLOCK: usize = 128;
 /// Offsets of the epilogue's address in the push constants of linear layers and of attention.
 const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
 const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);
 
-/// Arguments of an epilogue. They lie in a buffer of the executor, and the call gets their address.
+/// Arguments of an epilogue. They are in a buffer of the executor, and the call receives their
+/// address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// Arguments of the call that is saved, then the address of the counters.
+    /// Arguments of the saved call, then the address of the counters.
     pub bytes: Vec<u8>,
-    /// Offset in the push constants of the call for the address of these bytes.
+    /// Offset in the call's push constants for the address of these bytes.
     pub at: usize,
 }
 
 impl Lowering<'_> {
-    /// Returns the epilogue that replaces the call `saved`. Its address belongs at byte `at` of the
+    /// Returns the epilogue that replaces the call `saved`. Its address goes to byte `at` of the
     /// push constants.
     fn epilogue(&self, saved: &Call, at: usize) -> Epilogue {
         let mut bytes = saved.push.bytes().to_vec();
@@ -50,15 +52,15 @@ impl Lowering<'_> {
         Epilogue { bytes, at }
     }
 
-    /// Gives `call` the work of `saved` as its epilogue.
+    /// Adds the work of `saved` to `call` as its epilogue.
     fn take_over(&self, call: &mut Call, saved: Call, at: usize) {
         call.epilogue = Some(self.epilogue(&saved, at));
         call.accesses.extend(saved.accesses);
         call.accesses.push(Access::Write(self.own.counts));
     }
 
-    /// Gives the linear layers `calls` the work `next` as an epilogue. Returns whether they can do
-    /// it.
+    /// Adds the operation `next` to the linear calls as an epilogue. Returns false if that is
+    /// impossible.
     pub(super) fn finish_linear(&self, calls: &mut [Call], next: &Fused, bucket: Bucket) -> bool {
         match next.op {
             Op::Norm(norm) => self.finish_norm(&mut calls[0], next, norm, bucket),
@@ -67,8 +69,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Gives linear layers their rotation as an epilogue, if they can do it. Each call rotates its
-    /// own heads.
+    /// Adds a rotation to linear calls as an epilogue, if possible. Each call rotates its own
+    /// heads.
     fn finish_rope(&self, calls: &mut [Call], op: &Rope, bucket: Bucket) -> bool {
         let Rope { q, keys, n_heads, kv, .. } = op;
         let fits = |call: &Call| {
@@ -81,7 +83,7 @@ impl Lowering<'_> {
             return false;
         }
         let rope = self.rope(op, bucket);
-        // Heads, and where their keys and values are kept.
+        // Buffers of heads, and the scratch buffers for their keys and values.
         let mut outs = vec![(*q, None)];
         outs.extend(
             keys.iter().flat_map(|own| [(own.k, Some(kv.scratch_k)), (own.v, Some(kv.scratch_v))]),
@@ -100,23 +102,23 @@ impl Lowering<'_> {
             let written: Vec<_> = outs.iter().filter(|(out, _)| call.writes(*out)).collect();
             first += written.len();
             call.accesses.extend(written.iter().filter_map(|(_, kept)| *kept).map(Access::Write));
-            // Each head has a counter of its own.
+            // Each head has its own counter.
             call.accesses.push(Access::Share(self.own.counts));
         }
         true
     }
 
-    /// Returns whether `next` is a norm that the linear layer before it may have as its epilogue.
+    /// Returns whether `next` is a norm that can be an epilogue of the linear layer before it.
     pub(super) fn can_norm(&self, next: &Op, bucket: Bucket) -> bool {
         let Op::Norm(norm) = next else { return false };
-        // The row lies in shared memory, beside the other data of the workgroup.
+        // The row is in shared memory, next to the workgroup's other data.
         let fits = norm.dim * 4 + NORM_SHARED <= self.info.max_shared as usize;
         self.finish && fits && bucket.rows <= WHOLE_ROWS
     }
 
-    /// Gives the linear layer `call` the norm of its result as an epilogue, if it can do it.
+    /// Adds a norm of its result to the linear call as an epilogue, if possible.
     fn finish_norm(&self, call: &mut Call, next: &Fused, norm: &Norm, bucket: Bucket) -> bool {
-        // Only kernels whose workgroups take all rows can.
+        // Only kernels with all rows in one workgroup support it.
         let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
         let can = kernels.contains(&call.shader) && call.groups[0] == 1;
         if !(can && self.can_norm(next.op, bucket)) {
@@ -137,8 +139,9 @@ impl Lowering<'_> {
         true
     }
 
-    /// Returns whether attention over split pages can join them in an epilogue, and prepare `act`.
-    /// Its workgroups `groups` take `rows` rows each; `width` channels belong to a kv head.
+    /// Returns whether attention over split pages can merge them in an epilogue and prepare `act`.
+    ///
+    /// Its workgroups `groups` process `rows` rows each. `width` channels belong to a KV head.
     pub(super) fn can_join(
         &self,
         act: Option<&Act>,
@@ -147,7 +150,8 @@ impl Lowering<'_> {
         width: usize,
         bucket: Bucket,
     ) -> bool {
-        // A scale of the whole row needs all heads, so the last workgroup of all rounds all rows.
+        // A scale of the whole row needs all heads, so the last workgroup of the call quantises all
+        // rows.
         let few = rows <= WHOLE_ROWS
             || !act.is_some_and(|a| a.format.int8 && a.format.group == Group::Row);
         let counters = groups[1] * (groups[0] + 1);
@@ -158,23 +162,24 @@ impl Lowering<'_> {
             && counters <= COUNTS
     }
 
-    /// Gives attention `call` the join `merge` as an epilogue. The call itself has `slots`.
+    /// Adds the merge of attention parts to `call` as an epilogue. The call itself has `slots`.
     pub(super) fn finish_join(&self, call: &mut Call, join: Join, merge: Call) {
         call.constants.extend(join.constants());
         self.take_over(call, merge, ATTENTION_EPILOGUE);
     }
 }
 
-/// Epilogues on the device: the place of each, by its bytes.
+/// Epilogues on the device: the offset of each, by its bytes.
 #[derive(Default)]
 pub struct Epilogues {
     places: HashMap<Vec<u8>, usize>,
 }
 
 impl Epilogues {
-    /// Writes the address of its epilogue into each call. There is memory for `room` epilogues at
-    /// `base`. Returns new epilogues with their offsets, to be written first; `None` if there is no
-    /// room for all.
+    /// Writes the address of its epilogue into each call.
+    ///
+    /// There is memory for `room` epilogues at `base`. Returns new epilogues with their offsets,
+    /// which must be written first; `None` if there is no room for all.
     pub fn place(
         &mut self,
         calls: &mut [Call],

@@ -1,8 +1,8 @@
-//! Fusion: dispatches of a plan that may share calls, as one step of lowering.
+//! Fusion: finds dispatches of a plan that can share calls.
 //!
 //! A norm, a gate or attention also prepares its result for the linear layers after it. Linear
-//! layers take the norm or the rotation of their result with them: `finish.rs` makes it their
-//! epilogue where the device and the rows allow it, and it is lowered by itself otherwise.
+//! layers are fused with the norm or rotation of their result: `finish.rs` turns it into their
+//! epilogue if device and row count allow, and otherwise it is lowered separately.
 
 use gemma_base::compute::{Act, BufferId, Dispatch, Linear, Norm, Op, Rope, RowSet};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// A dispatch, or several that are lowered together.
 pub struct Fused<'a> {
     pub op: &'a Op,
-    /// How later operations read the result of a norm, a gate or attention.
+    /// Forms in which later operations read the result of a norm, a gate or attention.
     pub forms: Forms,
     /// Norm or rotation of the results of linear layers.
     pub next: Option<Box<Fused<'a>>>,
@@ -23,7 +23,7 @@ pub struct Fused<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Forms {
     pub floats: bool,
-    /// Prepared for linear layers.
+    /// Activations prepared for linear layers.
     pub act: Option<Act>,
 }
 
@@ -38,7 +38,7 @@ pub fn fused(dispatches: &[Dispatch]) -> Vec<Fused<'_>> {
 }
 
 impl<'a> Fused<'a> {
-    /// Fuses the dispatches from `at` on; `None` at their end.
+    /// Fuses the dispatches that start at index `at`; `None` at the end.
     fn at(dispatches: &'a [Dispatch], at: usize) -> Option<Fused<'a>> {
         let &Dispatch { ref op, label, .. } = dispatches.get(at)?;
         let rest = &dispatches[at + 1..];
@@ -61,7 +61,7 @@ impl<'a> Fused<'a> {
 }
 
 impl Forms {
-    /// Returns how `rest` reads `out`. The first dispatch may prepare its `rows`.
+    /// Returns the forms in which `rest` reads `out`. The first dispatch may prepare its `rows`.
     fn of(out: BufferId, rows: RowSet, rest: &[Dispatch]) -> Forms {
         let act = match rest.first().map(|d| &d.op) {
             Some(Op::Prepare(next)) if (next.input, next.rows) == (out, rows) => Some(next.act),
@@ -72,7 +72,8 @@ impl Forms {
     }
 }
 
-/// Returns whether `op` are linear layers and `next` norms or rotates all that they compute.
+/// Returns whether `op` is a set of linear layers and `next` normalises or rotates all of their
+/// results.
 fn continues(op: &Op, next: &Op) -> bool {
     let Op::Linear(Linear { jobs, rows: RowSet::All }) = op else { return false };
     let outs = jobs.iter().map(|job| job.out);

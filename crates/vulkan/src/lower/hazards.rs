@@ -1,10 +1,10 @@
-//! Barriers between the calls of a plan.
+//! Inserts barriers between the calls of a plan.
 
 use super::{Access, Call};
 use gemma_base::compute::BufferId;
 use std::collections::VecDeque;
 
-/// Buffers that were accessed since the last barrier.
+/// Buffers accessed since the last barrier.
 #[derive(Default)]
 pub struct Hazards {
     read: Vec<BufferId>,
@@ -13,7 +13,7 @@ pub struct Hazards {
 }
 
 impl Hazards {
-    /// Records the accesses of a call. Returns whether a barrier must stand before it.
+    /// Records the accesses of a call. Returns whether a barrier is needed before it.
     pub fn meets(&mut self, call: &Call) -> bool {
         let clash = self.clashes(call);
         if clash {
@@ -23,7 +23,7 @@ impl Hazards {
         clash
     }
 
-    /// Returns whether a call may not run beside those that were recorded.
+    /// Returns whether a call must not run concurrently with the recorded ones.
     fn clashes(&self, call: &Call) -> bool {
         call.accesses.iter().any(|t| match t {
             Access::Read(id) => self.written.contains(id) || self.shared.contains(id),
@@ -45,11 +45,11 @@ impl Hazards {
     }
 }
 
-/// Calls further on that may run earlier.
+/// Number of later calls that are considered for earlier execution.
 const AHEAD: usize = 12;
 
-/// Returns the calls in an order with fewer barriers: behind each barrier stand all of the next
-/// calls that wait for none of the others.
+/// Reorders calls to need fewer barriers. After each barrier come all of the next calls that do not
+/// depend on each other.
 pub fn in_waves(calls: Vec<Call>) -> Vec<Call> {
     let (mut rest, mut out) = (VecDeque::from(calls), Vec::new());
     while !rest.is_empty() {
@@ -105,9 +105,9 @@ mod tests {
             vec![write(a)],
             vec![read(a), write(b)],
             vec![read(b), write(c)],
-            // Waits for the first alone.
+            // Depends only on the first call.
             vec![read(a), write(d)],
-            // Writes what the second reads.
+            // Writes the buffer that the second call reads.
             vec![write(a)],
         ];
         let call = |(i, accesses): (usize, Vec<Access>)| {

@@ -1,7 +1,7 @@
-//! Specialisation constants and push constants of each kernel, by the names of the shaders.
+//! Specialisation constants and push constants of each kernel, by their names in the shaders.
 //!
-//! `build.rs` declares them by the macros here, as it finds them in the committed SPIR-V. The
-//! comments of the shaders have the shapes and units.
+//! `build.rs` declares them with the macros in this file, from the committed SPIR-V. The comments
+//! in the shaders have the shapes and units.
 
 use crate::device::pipeline::{Constants, PUSH, Shader};
 use bytemuck::{Pod, Zeroable};
@@ -11,7 +11,8 @@ pub trait Specialise {
     fn constants(&self) -> Constants;
 }
 
-/// A kernel's specialisation constants, which name the shader and the arguments of its calls.
+/// A kernel's specialisation constants. The type determines the shader and the arguments of its
+/// calls.
 pub trait Kernel: Specialise {
     type Push: Pod;
 
@@ -48,7 +49,7 @@ impl Push {
     }
 }
 
-/// Returns a count as the 32-bit word that the shaders take.
+/// Converts a count to the 32-bit word that shaders read.
 pub fn word(n: usize) -> u32 {
     u32::try_from(n).expect("sizes fit 32 bits")
 }

@@ -1,15 +1,15 @@
 //! Layout of weights in device memory.
 //!
-//! A row of integer codes is cut into *steps* of W columns, which a lane takes at a time. A step is
-//! a group, or two groups of 16 columns. Without groups it has 64 columns of i2, or 32 of other
-//! codes. Eight lanes share a row. Their eight steps lie together, in pieces of 16 bytes (8 if a
-//! step has no more): first a piece of each lane, then the next pieces, so that neighbouring lanes
-//! load neighbouring bytes.
+//! A row of integer codes is divided into *steps* of W columns, which a lane processes at once. A
+//! step is a group, or two groups of 16 columns. Without groups it has 64 columns of i2, or 32 of
+//! other codes. Eight lanes share a row, and their eight steps are contiguous. They are interleaved
+//! in pieces of 16 bytes (8 if a step has no more): first one piece of each lane, then the next
+//! pieces. Neighbouring lanes therefore load neighbouring bytes.
 //!
-//! So lie the codes, or the low bits of codes of 3, 5 and 6 bits. Their high bits are a plane of
-//! their own behind the last row, `[rows, steps]`. Trellis codes have tiles in place of steps and
-//! rows of tiles in place of rows. Octets of a grid lie as they are stored, and the grid behind
-//! them. The side is that of the stored matrix.
+//! This applies to the codes, or to the low bits of 3, 5 and 6-bit codes. Their high bits form a
+//! separate plane `[rows, steps]` after the last row. Trellis codes have tiles instead of steps,
+//! and rows of tiles instead of rows. Octets of a grid keep their stored layout, followed by the
+//! grid. The side is that of the stored matrix.
 
 use anyhow::{Result, ensure};
 use gemma_base::error::Fault;
@@ -21,12 +21,12 @@ pub fn code_number(code: Code) -> u32 {
     code.spec().vulkan.expect("matrices without kernels were refused")
 }
 
-/// Returns the number of its side in `shaders/include/side.glsl`.
+/// Returns the number of a code's side in `shaders/include/side.glsl`.
 pub fn side_number(code: Code) -> u32 {
     code.spec().side as u32
 }
 
-/// Returns what lies behind the codes: the points of a grid.
+/// Returns the data after the codes: the points of a grid, or nothing.
 pub fn points(code: Code) -> &'static [u8] {
     match code.spec().values {
         Values::Grid(grid) => bytemuck::cast_slice(grid.places),
@@ -49,21 +49,21 @@ pub struct DeviceMatrix {
 /// Sizes of the packed layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Columns of a step; of a tile.
+    /// Columns of a step, or of a tile.
     pub width: usize,
-    /// Steps of a row; tiles of a row of tiles.
+    /// Steps of a row, or tiles of a row of tiles.
     pub steps: usize,
-    /// 32-bit words of a step, and those of its high plane; 0 where rows lie as they are stored.
+    /// 32-bit words of a step, and of its high plane; 0 if rows keep their stored layout.
     pub step_words: usize,
     pub high_words: usize,
     /// Rows, or rows of tiles.
     pub rows: usize,
-    /// Bytes of a canonical row (of tiles).
+    /// Bytes of a stored row (of tiles).
     pub from_bytes: usize,
 }
 
 impl Packing {
-    /// Returns the layout of a matrix; `None` for float codes, which keep theirs.
+    /// Returns the layout of a matrix; `None` for float codes, which keep their stored layout.
     pub fn of(format: Format, rows: usize, cols: usize) -> Result<Option<Packing>> {
         if format.code.spec().vulkan.is_none() {
             let fault = Fault::model(format!("the GPU has no kernels for weights in {format}"));
@@ -74,7 +74,7 @@ impl Packing {
         }
         ensure!(
             cols.is_multiple_of(16),
-            "the GPU kernels take integer codes in multiples of 16 columns, not {cols}"
+            "the GPU kernels support integer codes in multiples of 16 columns, not {cols}"
         );
         if let Some(trellis) = format.code.trellis() {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
@@ -103,7 +103,7 @@ impl Packing {
         }))
     }
 
-    /// Words of a row, in both planes.
+    /// Returns the words of a row, in both planes.
     pub fn row_words(&self) -> usize {
         match self.step_words {
             0 => self.from_bytes / 4,
@@ -123,6 +123,6 @@ pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
     let codes = codes + points(format.code).len();
-    // Loads of whole steps may reach past the last row, and no buffer may be empty.
+    // Loads of whole steps may exceed the last row, and no buffer may be empty.
     Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }

@@ -1,4 +1,4 @@
-//! Calls of linear layers: choice and shape of the kernel.
+//! Kernel calls of linear layers: selection of the kernel and its shape.
 
 use super::kernels::{self, Kernel, LinearPush, Matrix, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number, side_number};
@@ -10,30 +10,30 @@ use gemma_base::compute::{Act, BufferId, LinearJob, RowSet};
 use gemma_base::tensor::trellis::{TILE, Trellis};
 use gemma_base::tensor::{Code, Format, Group};
 
-/// Least rows of activations for matrix instructions: of most codes, and of trellis codes, which
-/// take so long to decode that idle columns of a matrix cost less than decoding again.
+/// Least rows of activations for matrix instructions: for most codes, and for trellis codes.
+/// Trellis codes are so slow to decode that unused matrix columns cost less than decoding twice.
 const MATRIX_ROWS: usize = 8;
 const TRELLIS_MATRIX_ROWS: usize = 2;
-/// Most rows of activations that one subgroup takes.
+/// Most rows of activations per subgroup.
 const FEW_ROWS: usize = 32;
 
-/// Most threads of a workgroup that uses matrix instructions.
+/// Most threads of a workgroup with matrix instructions.
 const THREADS: u32 = 256;
 /// Most bytes of its shared memory.
 const SHARED: u32 = 48 << 10;
-/// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
+/// Matrix rows per subgroup in `linear_matrix`, and columns that it unpacks at once.
 const MATRIX_BLOCK: usize = 16;
 const MATRIX_CHUNK: usize = 128;
-/// Most subgroups of a workgroup of `linear_matrix`. More subgroups leave fewer workgroups.
+/// Most subgroups of a workgroup in `linear_matrix`. More subgroups would mean fewer workgroups.
 const MATRIX_SUBGROUPS: usize = 4;
-/// Bytes of shared memory that it leaves to the rotation of heads: four subgroups, 256 channels.
+/// Bytes of shared memory reserved for the rotation of heads: four subgroups, 256 channels.
 const HEAD_SHARED: usize = 4 << 10;
 
 /// Teams of a workgroup with a norm as its epilogue. More teams share the row.
 const NORM_TEAMS: u32 = 8;
 
 /// A kernel of a linear layer: shader, constants, and the rows of activations (`block`) and of the
-/// matrix (`rows`) of a workgroup.
+/// matrix (`rows`) per workgroup.
 pub(super) struct LinearShape {
     pub shader: Shader,
     pub constants: Constants,
@@ -47,7 +47,7 @@ impl LinearShape {
         LinearShape { shader, constants, block, rows }
     }
 
-    /// Returns the kernel for codes of this trellis.
+    /// Adds the constants for codes of this trellis.
     fn through(mut self, trellis: Option<Trellis>) -> LinearShape {
         if let Some(Trellis { step, multiplier, .. }) = trellis {
             self.constants.extend(PathTrellis { step, multiplier }.constants());
@@ -57,8 +57,8 @@ impl LinearShape {
 }
 
 impl LinearPush {
-    /// Adds the matrix of another call on the same activations. Returns whether there was room.
-    fn put_beside(&mut self, other: &LinearPush) -> bool {
+    /// Adds another call's matrix on the same activations. Returns whether there was room.
+    fn merge(&mut self, other: &LinearPush) -> bool {
         let same = (self.x, self.sx, self.sums, self.step, self.steps, self.stride)
             == (other.x, other.sx, other.sums, other.step, other.steps, other.stride);
         let mut rows: [u16; 2] = bytemuck::cast(self.more_n);
@@ -74,7 +74,7 @@ impl LinearPush {
 }
 
 impl Lowering<'_> {
-    /// Returns the call of one linear layer. With `norm`, it may get a norm as its epilogue.
+    /// Returns the call of one linear layer. With `norm`, a norm may become its epilogue.
     pub(super) fn linear(
         &self,
         job: &LinearJob,
@@ -120,7 +120,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Returns the arguments of a matrix alone.
+    /// Returns the arguments for a single matrix.
     pub(super) fn linear_push(
         &self,
         m: &DeviceMatrix,
@@ -137,14 +137,14 @@ impl Lowering<'_> {
             sums: self.at(act.sums),
             step: self.at(self.step),
             n: word(m.rows),
-            // A step of floats is a column.
+            // For floats, a step is a column.
             steps: word(packing.map_or(m.cols, |p| p.steps)),
             stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
             ..LinearPush::zeroed()
         }
     }
 
-    /// Returns the kernel for up to `block` slots of an expert. `m` is the matrix of one.
+    /// Returns the kernel for up to `block` slots of an expert. `m` is the matrix of one expert.
     pub(super) fn slot_shape(
         &self,
         m: &DeviceMatrix,
@@ -155,7 +155,7 @@ impl Lowering<'_> {
         let grouped = m.format.group != Group::Row;
         let many = grouped && block >= FEW_ROWS && m.cols.is_multiple_of(2 * p.width);
         let known = match self.known_shape(m.format, m.cols, p, block, false) {
-            // Fewer tiles waste less of blocks that are not full.
+            // Fewer tiles waste less work in incomplete blocks.
             _ if many => self.many_shape(m.format, p, word(block) / 16, false),
             known => known,
         };
@@ -175,11 +175,11 @@ impl Lowering<'_> {
     ) -> LinearShape {
         let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
-        // A subgroup takes a matrix row, and a table may have more of them than a dispatch has
-        // workgroups of this size.
+        // A subgroup processes one matrix row. A large table needs larger workgroups to stay within
+        // the limit on workgroups per dispatch.
         let least = word(m.rows).div_ceil(MOST_GROUPS).next_power_of_two() * sg;
         let threads = threads.max(least);
-        // Rows of activations that several matrix rows meet are loaded once.
+        // A row of activations is loaded once for several matrix rows.
         let each = if live > FEW_ROWS { 4 } else { 1 };
         let kernel = kernels::LinearFloat {
             local: threads,
@@ -193,7 +193,7 @@ impl Lowering<'_> {
         LinearShape::of(&kernel, block, (threads / sg * each) as usize)
     }
 
-    /// Returns the kernel for trellis codes by dot products and any number of rows.
+    /// Returns the kernel for trellis codes with dot products and any number of rows.
     fn trellis_shape(
         &self,
         trellis: Trellis,
@@ -214,7 +214,7 @@ impl Lowering<'_> {
         LinearShape::of(&kernel, block, TILE).through(Some(trellis))
     }
 
-    /// Returns the kernel for other integer codes by dot products and any number of rows.
+    /// Returns the kernel for other integer codes with dot products and any number of rows.
     fn dot_shape(
         &self,
         m: &DeviceMatrix,
@@ -225,24 +225,24 @@ impl Lowering<'_> {
     ) -> LinearShape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
-        // With fewer lanes each keeps more parts, and has less room for rows. So has a step of i2,
-        // with its many columns, and so have minima of groups, which take sums of activations.
+        // With fewer lanes, each lane keeps more parts and has less room for rows. The same applies
+        // to steps of i2, which have many columns, and to minima of groups, which need sums of
+        // activations.
         let has_min = grouped && format.code.spec().side.has_min();
         let much = sg < 32 || format.code == Code::I2;
         let block = live.clamp(1, if much { 8 } else { 16 });
-        // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
-        // activation).
+        // Loads in flight hide latency. A subgroup keeps sums of up to 64 (row, activation) pairs.
         let (each, rounds) = match block {
-            // A long step is as many loads as several short ones.
+            // A long step needs as many loads as several short ones.
             1 | 2 => (2, if p.width > 32 { 1 } else { 2 }),
             4 => (4, 1),
-            // Smaller tasks balance few long rows better.
+            // Smaller tasks balance the load better if there are few long rows.
             8 if cols >= 2 * rows => (2, 1),
             16 if has_min => (2, 1),
             _ => (4, 1),
         };
         let lanes = sg.min(32);
-        // With fewer lanes than the 32 parts of a grouped row each has more parts in flight.
+        // With fewer lanes than the 32 parts of a grouped row, each lane has more parts in flight.
         let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
         let teams = if norm { NORM_TEAMS } else { 4 };
         let threads = teams * lanes;
@@ -274,7 +274,7 @@ impl Lowering<'_> {
         let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
         let (nn, grouped) = (device.n as usize, format.group != Group::Row);
         let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
-        // A group must be a chunk. Without groups a chunk has whole steps.
+        // With groups, a chunk must be a group. Without groups, a chunk must have whole steps.
         let whole = if grouped { p.width == chunk } else { chunk.is_multiple_of(p.width) };
         let least = match format.code.is_trellis() {
             true => TRELLIS_MATRIX_ROWS,
@@ -283,15 +283,15 @@ impl Lowering<'_> {
         if !(whole && cols.is_multiple_of(k)) || live < least {
             return None;
         }
-        // Groups need several sums for each element of a product, so fewer rows fit.
+        // Groups need several sums per element of a product, so fewer rows fit.
         let many = live > FEW_ROWS && !grouped;
         let block = live.next_multiple_of(nn).min(if many { 128 } else { FEW_ROWS });
-        // Bytes of shared memory: of a subgroup, and of the activations.
+        // Bytes of shared memory per subgroup, and for the activations.
         let row = chunk + 16;
         let own = (MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4)
             + grouped as usize * 4 * (MATRIX_BLOCK + block);
-        let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
-        let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
+        let (fixed, each) = if many { (block * row, own) } else { (0, own + block * row) };
+        let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + fixed) / each;
         let most = most
             .min(info.max_workgroup as usize / sg)
             .min(info.max_subgroups as usize)
@@ -299,9 +299,9 @@ impl Lowering<'_> {
         let chunks = cols.div_ceil(chunk);
         let subgroups = match most {
             0 => return None,
-            // The subgroups share the parts of a group's sums, or many rows, evenly.
+            // The subgroups divide the parts of a group's sums, or many rows, evenly.
             most if grouped || many => 1 << most.ilog2(),
-            // The fewest subgroups that take no more rounds over the chunks of a row.
+            // The fewest subgroups that need no more rounds over the chunks of a row.
             most => chunks.div_ceil(chunks.div_ceil(most)),
         };
         // A subgroup holds the sums of at most eight of the 32 parts.
@@ -325,15 +325,15 @@ impl Lowering<'_> {
         };
         let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
         let mut shape = LinearShape::of(&kernel, block, rows).through(format.code.trellis());
-        // Matrix shapes with k = 8 have a shader of their own.
+        // Matrix shapes with k = 8 have a separate shader.
         if device.k == 8 {
             shape.shader = Shader::LinearMatrixK8;
         }
         Some(shape)
     }
 
-    /// Returns the kernel for matrix instructions whose elements lie in known places; `None` if the
-    /// device or the matrix does not allow it, or for too few rows.
+    /// Returns the kernel for matrix instructions with a known placement of elements. `None` if
+    /// device or matrix do not allow it, or for too few rows.
     fn known_shape(
         &self,
         format: Format,
@@ -343,23 +343,23 @@ impl Lowering<'_> {
         selected: bool,
     ) -> Option<LinearShape> {
         let grouped = format.group != Group::Row;
-        // The kernels load four steps of 32 columns at a time.
+        // The kernels load four steps of 32 columns at once.
         if !(self.known_elements && cols.is_multiple_of(128) && self.has_room())
             || live < MATRIX_ROWS
         {
             return None;
         }
-        // The shapes are measured, see docs/NOTES.md.
-        // The kernel walks over the 32 parts of a row.
+        // The shapes were tuned by measurement, see docs/NOTES.md. The kernel iterates over the 32
+        // parts of a row.
         if live > FEW_ROWS && p.steps >= 32 && grouped {
             return self.many_shape(format, p, 4, selected);
         }
-        // With one scale a row `linear_matrix` is as fast, but for few rows of i4.
+        // With one scale per row, `linear_matrix` is equally fast, except for few rows of i4.
         let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
         if !(few && p.width == 32) {
             return None;
         }
-        // Groups need sums for each element of a tile. With two matrix tiles fewer subgroups fit.
+        // Groups need sums per element of a tile. With two matrix tiles, fewer subgroups fit.
         let (tiles, matrix_tiles) = match live {
             ..=8 => (1, 2),
             _ => (2, if grouped { 1 } else { 2 }),
@@ -379,7 +379,7 @@ impl Lowering<'_> {
         Some(LinearShape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
 
-    /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows a subgroup;
+    /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows per subgroup.
     /// `None` if the device or the format does not allow it.
     fn many_shape(
         &self,
@@ -391,41 +391,43 @@ impl Lowering<'_> {
         if !(self.known_elements && self.has_room() && format.group != Group::Row) {
             return None;
         }
-        let (matrix_tiles, beside, threads) = (2, 2, THREADS / 2);
+        let (matrix_tiles, row_subgroups, threads) = (2, 2, THREADS / 2);
         let kernel = kernels::LinearMany {
             local: threads,
             tiles,
             matrix_tiles,
             code: code_number(format.code),
             width: word(p.width),
-            beside,
+            row_subgroups,
             selected,
             threads,
             side: side_number(format.code),
         };
-        let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
+        let (block, rows) =
+            (8 * tiles * (threads / 32 / row_subgroups), 16 * matrix_tiles * row_subgroups);
         Some(LinearShape::of(&kernel, block as usize, rows as usize))
     }
 
-    /// Returns whether workgroups may be as large as the kernels with known elements take.
+    /// Returns whether the device allows workgroups as large as the kernels with known elements
+    /// need.
     fn has_room(&self) -> bool {
         let i = self.info;
         i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED
     }
 }
 
-/// Adds a linear layer of the operation whose calls begin at `begin`. A call on the same
-/// activations with the same kernel takes it in, since few large dispatches are faster than many
-/// small ones.
-pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, call: Call) {
+/// Adds a linear layer to the calls of the operation, which start at index `begin`. It is merged
+/// into a call on the same activations with the same kernel if possible, because few large
+/// dispatches are faster than many small ones.
+pub(super) fn put_or_merge(calls: &mut Vec<Call>, begin: usize, call: Call) {
     if let Some((args, _)) = call.linear
         && let Some(last) = calls[begin..]
             .last_mut()
             .filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
-        && let Some((beside, _)) = &mut last.linear
-        && beside.put_beside(&args)
+        && let Some((merged, _)) = &mut last.linear
+        && merged.merge(&args)
     {
-        last.push = Push::of(beside);
+        last.push = Push::of(merged);
         last.groups[1] += call.groups[1];
         last.bytes += call.bytes;
         last.work += call.work;

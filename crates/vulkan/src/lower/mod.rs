@@ -1,4 +1,4 @@
-//! Lowering of operations to kernel calls: shader, constants, arguments and workgroups of each.
+//! Lowers operations to kernel calls: shader, constants, arguments and workgroups of each.
 
 mod attention;
 mod experts;
@@ -31,13 +31,12 @@ use kernels::{
     Specialise, word,
 };
 use layout::{DeviceMatrix, Packing, code_number, side_number};
-use linear::put_beside;
+use linear::put_or_merge;
 use rows::{Merge, RowWork};
 use sizes::OwnSizes;
 use std::ops::Range;
 
-/// Numbers of rows and pages that commands are recorded for. Kernels read the actual numbers from
-/// the step buffer.
+/// Sizes for which commands are recorded. Kernels read the actual numbers from the step buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bucket {
     /// Live rows.
@@ -46,16 +45,17 @@ pub struct Bucket {
     pub selected: usize,
     /// Rows to commit.
     pub path: usize,
-    /// Pages of the longest row.
+    /// Pages of the row with most pages.
     pub pages: usize,
-    /// Rows of several sequences, which share no keys.
+    /// Whether rows belong to several sequences, which share no keys.
     pub mixed: bool,
-    /// Rows of images are among them.
+    /// Whether there are rows of images.
     pub images: bool,
 }
 
 impl Bucket {
-    /// Returns the smallest bucket for these counts without images: powers of two.
+    /// Returns the smallest bucket for these counts, without images. Counts are rounded up to
+    /// powers of two.
     pub fn holding(rows: usize, selected: usize, path: usize, pages: usize, mixed: bool) -> Bucket {
         let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
         let [rows, selected, path, pages] = [rows, selected, path, pages].map(up);
@@ -86,11 +86,11 @@ impl Bucket {
 pub enum Access {
     Read(BufferId),
     Write(BufferId),
-    /// Writes to places that no other call with this access uses.
+    /// Writes to elements that no other call with this access writes.
     Share(BufferId),
 }
 
-/// Most workgroups of a dispatch along an axis that every Vulkan device takes.
+/// Most workgroups per axis of a dispatch that every Vulkan device supports.
 pub(super) const MOST_GROUPS: u32 = 65_535;
 
 /// One kernel call.
@@ -99,7 +99,7 @@ pub struct Call {
     pub shader: Shader,
     pub constants: Constants,
     pub push: Push,
-    /// The push constants of a linear layer, and how many matrix rows a workgroup takes.
+    /// Push constants of a linear layer, and its matrix rows per workgroup.
     pub linear: Option<(LinearPush, usize)>,
     /// Work of its last workgroups.
     pub epilogue: Option<Epilogue>,
@@ -107,10 +107,10 @@ pub struct Call {
     pub accesses: Vec<Access>,
     /// Weight bytes read.
     pub bytes: u64,
-    /// Estimate of multiply-adds, by which a pass is cut into submissions.
+    /// Estimated multiply-adds, used to divide a pass into submissions.
     pub work: u64,
     pub label: &'static str,
-    /// Range of the dispatches that it is part of; several dispatches may share calls.
+    /// Range of its dispatches; several dispatches may share calls.
     pub dispatches: Range<usize>,
 }
 
@@ -140,9 +140,9 @@ impl Call {
 /// Inputs of lowering: the device, and the addresses of buffers and matrices.
 pub struct Lowering<'a> {
     pub info: &'a DeviceInfo,
-    /// Shape of matrices that the device multiplies, if it has such instructions.
+    /// Matrix shape that the device supports, if any.
     pub matrix_shape: Option<MatrixShape>,
-    /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
+    /// Whether elements of matrices are in the lanes that `linear_few` and `linear_many` expect.
     pub known_elements: bool,
     pub addresses: &'a [u64],
     pub matrices: &'a [DeviceMatrix],
@@ -150,17 +150,17 @@ pub struct Lowering<'a> {
     pub max_rows: usize,
     /// Whether calls may have epilogues.
     pub finish: bool,
-    /// Most rows of a block of attention, and of a layer with trellis codes.
+    /// Most rows per block of attention, and of a layer with trellis codes.
     pub block_rows: usize,
     /// The executor's own buffers.
     pub own: Own,
 }
 
-/// Buffers of the executor that no plan has.
+/// Buffers of the executor that do not belong to a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
-    /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined. The first
-    /// has both of experts.
+    /// f32 `[max_rows, widest ffn]` each: gate and up before they are multiplied. The first holds
+    /// both for experts.
     pub gate: BufferId,
     pub up: BufferId,
     /// f32 partial results of attention pages, and the number of floats that fit.
@@ -168,7 +168,7 @@ pub struct Own {
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
     pub layers: BufferId,
-    /// Epilogues of calls, and the counters that these use.
+    /// Epilogues of calls, and the counters that they use.
     pub epilogues: BufferId,
     pub counts: BufferId,
     /// Slots of a mixture by expert, see `experts.rs`.
@@ -177,7 +177,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// Allocates buffers of these sizes. `alloc` gets the label and the bytes of each.
+    /// Allocates buffers of these sizes. `alloc` receives the label and the bytes of each.
     pub fn of(
         sizes: OwnSizes,
         alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
@@ -198,13 +198,13 @@ impl Own {
         })
     }
 
-    /// Returns the buffers that calls compute before they read them.
+    /// Returns the buffers that calls write before they read them.
     pub fn scratch(&self) -> [BufferId; 3] {
         [self.gate, self.up, self.partials]
     }
 }
 
-/// Estimate of multiply-adds of a workgroup that is neither of a linear layer nor of attention.
+/// Estimated multiply-adds of a workgroup outside of linear layers and attention.
 const OTHER_WORK: u64 = 4096;
 
 impl Lowering<'_> {
@@ -223,7 +223,7 @@ impl Lowering<'_> {
             self.lower(&fused, bucket, &mut out)?;
         }
         out.retain(|c| c.groups.iter().all(|g| *g > 0));
-        // A driver ignores a larger dispatch without a word.
+        // A driver silently ignores a dispatch with more workgroups.
         if let Some(call) = out.iter().find(|c| c.groups.iter().any(|g| *g > MOST_GROUPS)) {
             bail!("{} needs {:?} workgroups, more than a dispatch has", call.label, call.groups);
         }
@@ -242,7 +242,7 @@ impl Lowering<'_> {
             Op::Linear(Linear { jobs, rows }) => {
                 let norm = next.is_some_and(|next| self.can_norm(next.op, bucket));
                 for job in jobs {
-                    put_beside(out, begin, self.linear(job, *rows, bucket, norm)?);
+                    put_or_merge(out, begin, self.linear(job, *rows, bucket, norm)?);
                 }
                 let calls = &mut out[begin..];
                 if let Some(done) = next.take_if(|next| self.finish_linear(calls, next, bucket)) {
@@ -253,7 +253,7 @@ impl Lowering<'_> {
                 let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
                 for (weight, act, out_) in jobs {
                     let job = LinearJob { weight, act, out: out_ };
-                    put_beside(out, begin, self.linear(&job, RowSet::All, bucket, false)?);
+                    put_or_merge(out, begin, self.linear(&job, RowSet::All, bucket, false)?);
                 }
                 out.push(self.glu(*result, self.matrix(*gate).rows, forms, bucket));
             }
@@ -336,7 +336,7 @@ impl Lowering<'_> {
 
     pub(crate) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
         let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
-        // Without keys there are no workgroups that would read those addresses.
+        // Without keys there are no workgroups that read these addresses.
         let of_keys = |of: fn(&RopeKeys) -> BufferId| keys.as_ref().map_or(0, |k| self.at(of(k)));
         let v_norm = keys.is_some_and(|keys| keys.v_norm);
         let kernel = kernels::Rope {
@@ -402,7 +402,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Returns a call for each shape of heads, whose layers follow each other in `own.layers`.
+    /// Returns one call per shape of heads. Layers of one shape are contiguous in `own.layers`.
     fn commit(&self, op: &Commit, bucket: Bucket) -> Vec<Call> {
         let (mut calls, mut at) = (Vec::new(), self.at(self.own.layers));
         for layers in by_shape(&op.layers) {
@@ -426,11 +426,11 @@ impl Lowering<'_> {
     }
 }
 
-/// Bytes of a layer in `commit.comp`.
+/// Bytes per layer in `commit.comp`.
 pub(crate) const LAYER_BYTES: usize = 48;
 
-/// Returns the layers of a commit in groups whose heads have the same shape, in the order of the
-/// first layer of each.
+/// Groups the layers of a commit by the shape of their heads, in the order of each group's first
+/// layer.
 pub(crate) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
     let mut groups: Vec<Vec<&KvLayer>> = Vec::new();
     let shape = |kv: &KvLayer| (kv.n_kv_heads, kv.head_dim, kv.format);
@@ -452,7 +452,7 @@ pub(crate) fn kv_code(kv: &KvLayer) -> u32 {
     }
 }
 
-/// Returns the columns that share a scale; 0 for a whole row.
+/// Returns the number of columns that share a scale; 0 for a whole row.
 fn group(group: Group) -> u32 {
     match group {
         Group::Row => 0,
@@ -460,8 +460,8 @@ fn group(group: Group) -> u32 {
     }
 }
 
-/// Returns how an activation is prepared: with a Hadamard transform or not, as int8 or not, and the
-/// columns that share a scale; 0 for a whole row or without scales.
+/// Returns the preparation of an activation: whether it has a Hadamard transform, whether it is
+/// int8, and the columns that share a scale (0 for a whole row or without scales).
 pub(crate) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
     act.map_or((false, false, 0), |act| {
         let int8 = act.format.int8;

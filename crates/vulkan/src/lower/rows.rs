@@ -1,20 +1,20 @@
-//! Calls of `row.comp`: norms, gates and preparation of whole rows.
+//! Kernel calls of `row.comp`: norms, gates and preparation of whole rows.
 
 use super::fuse::Forms;
 use super::kernels::RowPush;
 use super::*;
 
-/// Work of `row.comp` on each row.
+/// Work of `row.comp` per row.
 pub struct RowWork<'a> {
     /// Input, `[rows, cols]`.
     pub x: BufferId,
-    /// Rows that are normed with the weights `w_add` and added to `x` first; with `glu`, the
-    /// factors of `x`, which without them lie in `x` too, a row behind each row.
+    /// Rows that are normalised with the weights `w_add` and added to `x` first. With `glu`, these
+    /// are the factors of `x`; if absent, they are in `x` too, each row after its row of `x`.
     pub add: Option<BufferId>,
     pub w_add: Option<BufferId>,
     /// Weights of the norm.
     pub w: Option<BufferId>,
-    /// Floats of the result.
+    /// Output buffer for the floats of the result.
     pub z: Option<BufferId>,
     pub prepare: Option<&'a Act>,
     pub cols: usize,
@@ -27,7 +27,7 @@ pub struct RowWork<'a> {
 }
 
 impl RowWork<'_> {
-    /// Reads all rows of `x`, and nothing else yet.
+    /// Creates work that reads all rows of `x` and has no outputs yet.
     pub fn new(x: BufferId, cols: usize) -> Self {
         RowWork {
             x,
@@ -46,7 +46,7 @@ impl RowWork<'_> {
     }
 }
 
-/// Page partials of attention to be joined.
+/// Page partials of attention to be merged.
 #[derive(Clone, Copy)]
 pub struct Merge {
     pub head_dim: usize,
@@ -55,10 +55,10 @@ pub struct Merge {
 }
 
 impl Lowering<'_> {
-    /// Returns the threads of a workgroup that works on a whole row.
+    /// Returns the threads of a workgroup that processes a whole row.
     ///
     /// The number of subgroups divides the blocks of 128 channels evenly, unless that leaves fewer
-    /// than a third of the subgroups. Two or three blocks a subgroup are faster than one, since
+    /// than a third of the subgroups. Two or three blocks per subgroup are faster than one, because
     /// fewer subgroups wait for each other.
     pub(super) fn row_threads(&self, cols: usize) -> u32 {
         let blocks = cols.div_ceil(128) as u32;
@@ -71,7 +71,8 @@ impl Lowering<'_> {
 
     pub(super) fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
         let (hadamard, int8, group) = preparation(r.prepare);
-        // A norm, or a scale for the whole row, needs one workgroup. Other work is spread.
+        // A norm, or a scale for the whole row, needs one workgroup. Other work is spread over
+        // several.
         let spread =
             r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
         let threads =

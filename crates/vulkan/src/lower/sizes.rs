@@ -1,32 +1,32 @@
-//! Sizes of the buffers that the executor has beside those of the plans.
+//! Sizes of the executor's own buffers.
 
 use super::LAYER_BYTES;
 use super::experts::choice_words;
 use gemma_base::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
-/// Channels of the partial results of attention that there is room for. A power of two, as the
-/// numbers of rows, heads, pages and channels usually are.
+/// Total channels of partial attention results that fit. A power of two, like most numbers of rows,
+/// heads, pages and channels.
 const PARTIALS: usize = 16 << 20;
-/// Most floats of partial results: the kernels count their bytes in 32 bits.
+/// Most floats of partial results, because kernels count their bytes in 32 bits.
 const MOST_PARTIALS: usize = 1 << 29;
 
-/// Bytes of an epilogue's arguments and of the counters' address after them.
+/// Bytes of an epilogue's arguments, including the address of the counters.
 pub const EPILOGUE_BYTES: usize = 128;
-/// Counters of epilogues, see `finish.rs`.
+/// Number of counters for epilogues, see `finish.rs`.
 pub const COUNTS: usize = 8192;
 
-/// Returns the channels of a key that lie together: 16 bytes, which a lane loads at once.
+/// Returns the number of contiguous channels of a key: 16 bytes, which a lane loads at once.
 pub fn key_block(format: KvFormat) -> usize {
     16 / format.bytes()
 }
 
-/// Returns the floats of `n` partial results of a head and a page: the channels, then the largest
-/// score and the sum of exponentials.
+/// Returns the floats of `n` partial results of a head and a page: the channels, the largest score,
+/// and the sum of exponentials.
 pub fn partial_floats(n: usize, head_dim: usize) -> usize {
     n * (head_dim + 2)
 }
 
-/// Sizes of the buffers that the executor has beside those of the plans.
+/// Sizes of the executor's own buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnSizes {
     /// Bytes of gate, and of up.
@@ -34,9 +34,9 @@ pub struct OwnSizes {
     pub partial_floats: usize,
     /// Words of the choices of experts.
     choices: usize,
-    /// Layers of a commit.
+    /// Number of layers in a commit.
     layers: usize,
-    /// Calls with an epilogue.
+    /// Number of calls with an epilogue.
     pub epilogues: usize,
 }
 
@@ -49,7 +49,7 @@ impl OwnSizes {
             Op::Attention(attention) => !attention.is_partial(),
             op => matches!(op, Op::Rope(_) | Op::Norm(_)),
         };
-        // Twice as many: a plan with other buffers, such as one beside an NPU, has other epilogues.
+        // Doubled, because a plan with other buffers, such as one with an NPU, has other epilogues.
         sizes.epilogues = 2 * plan.dispatches.iter().filter(|d| epilogue(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
@@ -62,7 +62,7 @@ impl OwnSizes {
                     sizes.gate = sizes.gate.max(floats * 4);
                     sizes.choices = sizes.choices.max(choice_words(slots));
                 }
-                // One row needs a partial for every page. More rows are split as far as there is
+                // One row needs a partial result per page. More rows are split as far as there is
                 // room.
                 Op::Attention(Attention { n_heads, kv, range: PageRange::All, .. }) => {
                     let one_row = n_heads * (kv.pages.count.next_power_of_two() + 1);
@@ -79,7 +79,7 @@ impl OwnSizes {
         sizes
     }
 
-    /// Returns sizes that are enough for both.
+    /// Returns the larger of both sizes.
     pub fn and(self, other: OwnSizes) -> OwnSizes {
         OwnSizes {
             gate: self.gate.max(other.gate),

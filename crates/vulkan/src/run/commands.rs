@@ -1,4 +1,4 @@
-//! Recording of calls, and of copies to memory that the host sees.
+//! Records calls, and copies to host-visible memory.
 
 use crate::device::barrier::{barrier, host_barrier};
 use crate::device::memory::Block;
@@ -16,14 +16,15 @@ pub fn bind(
     pipeline: vk::Pipeline,
     push: &Push,
 ) {
-    // SAFETY: the callers record `commands`; pipeline and layout live as long as the executor.
+    // SAFETY: the callers are recording `commands`; pipeline and layout live as long as the
+    // executor.
     unsafe {
         device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
         device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
     }
 }
 
-/// Records one call, whole.
+/// Records a complete call.
 pub fn dispatch(
     device: &ash::Device,
     commands: vk::CommandBuffer,
@@ -33,11 +34,11 @@ pub fn dispatch(
 ) {
     bind(device, commands, layout, pipeline, &call.push);
     let [x, y, z] = call.groups;
-    // SAFETY: the addresses of a call are those of live buffers.
+    // SAFETY: the addresses in a call are those of live buffers.
     unsafe { device.cmd_dispatch(commands, x, y, z) };
 }
 
-/// Copies bytes of a buffer from `start` on through host memory, and waits for the copy.
+/// Copies bytes of a buffer from offset `start` through host memory, and waits for the copy.
 pub fn read_back(
     queue: &mut Queue,
     from: vk::Buffer,

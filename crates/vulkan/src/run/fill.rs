@@ -1,4 +1,4 @@
-//! Filling of staging blocks: the parts of matrices in each block, and the threads that read them.
+//! Fills staging blocks: the parts of matrices in each block, and the threads that read them.
 
 use crate::device::memory::Block;
 use crate::device::queue::Timeline;
@@ -11,18 +11,18 @@ use std::time::Instant;
 /// Number of staging blocks and their size. The device reads some while threads fill others.
 pub const RING: usize = 3;
 pub const STAGE: usize = 16 << 20;
-/// Bytes that a thread reads at a time, and the smallest part that is cut off to fill a block.
+/// Bytes that a thread reads at once, and the smallest part that is cut off to fill a block.
 const READ: usize = 1 << 20;
 /// Alignment of a part in its block.
 const ALIGN: usize = 256;
 
-/// A source of `bytes` bytes that is read in order and cut only at multiples of `unit`.
+/// A source of `bytes` bytes that is read in order and only cut at multiples of `unit`.
 #[derive(Clone, Copy)]
 pub struct Stream<'a> {
-    /// Index of its matrix, and whether it has the side or the codes.
+    /// Index of its matrix, and whether it is the side or the codes.
     pub job: usize,
     pub is_side: bool,
-    /// Offset from there.
+    /// Destination offset in the codes or side.
     pub to: usize,
     pub source: &'a dyn Source,
     pub bytes: usize,
@@ -40,7 +40,7 @@ pub struct Part {
     pub at: usize,
 }
 
-/// Returns the parts of each staging block in turn.
+/// Returns the parts of each staging block, in order.
 pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
     let (mut fills, mut fill, mut at) = (Vec::new(), Vec::new(), 0);
     for (stream, s) in streams.iter().enumerate() {
@@ -75,8 +75,7 @@ struct State {
     next: usize,
     /// Number of unfinished tasks of each fill.
     left: Vec<usize>,
-    /// Submission that used each fill since the ring was made, and the number of those that are
-    /// done.
+    /// Submissions that used each fill so far, and the number of completed ones.
     taken: Vec<u64>,
     done: usize,
     /// Number of allocated staging blocks.
@@ -85,7 +84,7 @@ struct State {
     stop: bool,
 }
 
-/// State that the reading threads share with the thread that sends the blocks.
+/// State shared between the reader threads and the thread that submits the blocks.
 pub struct Filling<'a> {
     streams: &'a [Stream<'a>],
     tasks: Vec<Task>,
@@ -98,12 +97,12 @@ pub struct Filling<'a> {
     room: Condvar,
     /// Signals a complete fill, or a failure.
     complete: Condvar,
-    /// Signals one more submission to wait for, or the end.
+    /// Signals a new submission to wait for, or the end.
     sent: Condvar,
 }
 
 impl<'a> Filling<'a> {
-    /// Prepares the reads of `fills`. `taken` has the submissions of all earlier fills.
+    /// Prepares the reads of `fills`. `taken` holds the submissions of all earlier fills.
     pub fn new(
         streams: &'a [Stream<'a>],
         fills: &[Vec<Part>],
@@ -153,7 +152,7 @@ impl<'a> Filling<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next task once there is room for it; `None` after the last.
+    /// Returns the next task after there is room for it; `None` after the last one.
     fn begin(&self) -> Option<&Task> {
         let mut state = self.lock();
         loop {
@@ -167,7 +166,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Reads until no task is left. Returns the seconds of reading, and of waiting for room.
+    /// Reads until no task is left. Returns the seconds spent reading, and waiting for room.
     pub fn read(&self) -> [f64; 2] {
         let _last = Stop { filling: self, only_panics: true };
         let [mut reading, mut waiting] = [0.0; 2];
@@ -191,8 +190,8 @@ impl<'a> Filling<'a> {
         [reading, waiting + lap()]
     }
 
-    /// Waits for one submission after the other and makes room as each ends. One thread does it,
-    /// since drivers are slow when many threads wait.
+    /// Waits for one submission after the other, and makes room as each completes. Only one thread
+    /// does this, because drivers are slow if many threads wait.
     pub fn release(&self) {
         let _last = Stop { filling: self, only_panics: true };
         let mut state = self.lock();
@@ -221,12 +220,12 @@ impl<'a> Filling<'a> {
             .get()
             .expect("begun once its block was there");
         // SAFETY: `begin` waited for the submission that used these bytes, the next submission
-        // comes when the fill is complete, and tasks share no bytes.
+        // follows only when the fill is complete, and tasks share no bytes.
         let to = unsafe { block.bytes(task.part.at as u64, task.part.bytes) };
         self.streams[task.part.stream].source.read_at(task.part.from, to)
     }
 
-    /// Reports one more staging block.
+    /// Reports a new staging block.
     pub fn add_block(&self) {
         self.lock().blocks += 1;
         self.room.notify_all();
@@ -245,7 +244,7 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    /// Reports the submission that uses the next fill. There is room again when it is done.
+    /// Reports the submission that uses the next fill. There is room again when it completes.
     pub fn taken(&self, submission: u64) {
         self.lock().taken.push(submission);
         self.sent.notify_all();

@@ -1,4 +1,4 @@
-//! Memory footprint of the executor, by the same rules as its allocations, without the device.
+//! Memory footprint of the executor: the rules of its allocations, without a device.
 
 use super::upload;
 use crate::device::DeviceInfo;
@@ -10,8 +10,8 @@ use gemma_base::compute::dry::{Footprint, Pieces};
 use gemma_base::compute::{KvFormat, Plan, StepLayout};
 use gemma_base::tensor::Format;
 
-/// Bytes beside the arenas: staging while weights are loaded, and readback. On a device with memory
-/// of its own at least half of it is host memory, which leaves room for the driver's allocations.
+/// Bytes in addition to the arenas: staging while weights are loaded, and readback. On a discrete
+/// GPU at least half of it is host memory, which leaves room for the driver's allocations.
 const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
 /// Bytes of one readback.
 pub const READBACK: u64 = 8 << 20;
@@ -32,7 +32,7 @@ pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
     })
 }
 
-/// Counts the memory that an executor takes of a device.
+/// Counts the device memory that an executor uses.
 pub struct VulkanFootprint {
     device: DeviceInfo,
     /// Rows of each matrix.

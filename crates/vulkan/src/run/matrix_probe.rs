@@ -1,5 +1,5 @@
-//! Checks where a device puts the elements of a matrix product. Vulkan leaves that to the driver,
-//! and `linear_few` and `linear_many` depend on it.
+//! Checks in which lanes a device puts the elements of a matrix product. Vulkan leaves that to the
+//! driver, but `linear_few` and `linear_many` depend on it.
 
 use super::commands::bind;
 use crate::device::barrier::host_barrier;
@@ -12,8 +12,8 @@ use anyhow::Result;
 /// Lanes of a subgroup, and elements of a product in each.
 const PRODUCT: (usize, usize) = (32, 4);
 
-/// Runs `matrix_probe.comp`, which writes to `block`. Returns whether each element lies where the
-/// kernels expect it.
+/// Runs `matrix_probe.comp`, which writes to `block`. Returns whether each element is in the lane
+/// that the kernels expect.
 pub fn are_as_expected(
     queue: &mut Queue,
     pipelines: &mut Pipelines,
@@ -33,7 +33,7 @@ pub fn are_as_expected(
     Ok(bytes.chunks_exact(4).enumerate().all(|(i, word)| word == expected(i).to_le_bytes()))
 }
 
-/// Returns element `i % 4` of lane `i / 4`: 8 row + column + 113, see the shader.
+/// Returns the expected element `i % 4` of lane `i / 4`: 8 row + column + 113, see the shader.
 fn expected(i: usize) -> i32 {
     let (lane, element) = (i / PRODUCT.1, i % PRODUCT.1);
     let (row, column) = (lane / 4 + element / 2 * 8, lane % 4 * 2 + element % 2);

@@ -1,5 +1,5 @@
-//! Executor: runs plans on a Vulkan device. A plan is recorded once for each bucket of rows and
-//! pages. A run is one submission, or several ([`cut`]).
+//! The executor: runs plans on a Vulkan device. A plan is recorded once per bucket of rows and
+//! pages. A run is one or several submissions ([`cut`]).
 
 mod commands;
 mod cut;
@@ -51,11 +51,11 @@ use upload::Uploader;
 pub use viterbi::VulkanCoding;
 use workgroups::{Unordered, Workgroups, axis};
 
-/// Most bytes that `vkCmdUpdateBuffer` takes at a time.
+/// Most bytes of one `vkCmdUpdateBuffer`.
 const UPDATE: usize = 65536;
-/// Most rows of one workgroup in attention, which reads keys once for all of them, and in layers
-/// with trellis codes. A driver on the processor gains little by many rows, and compiles each such
-/// kernel for ten seconds to a minute.
+/// Most rows per workgroup in attention, which reads keys once for all of them, and in layers with
+/// trellis codes. A driver on the processor gains little from many rows, and needs ten seconds to a
+/// minute to compile each of these kernels.
 pub const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 
@@ -69,19 +69,19 @@ struct Recorded {
 /// The recorded commands of a plan for one bucket.
 #[derive(Default)]
 struct Pass {
-    /// One command buffer for each submission, in order.
+    /// One command buffer per submission, in order.
     pieces: Vec<vk::CommandBuffer>,
     /// Multiply-adds of each.
     works: Vec<f64>,
     /// End of each piece; empty if only the last piece of the pass is recorded.
     ends: Vec<Cut>,
-    /// The sizes of its calls.
+    /// Sizes of its calls.
     sizes: Vec<CallSize>,
     /// Seconds of the pieces that are not recorded.
     spent: f64,
-    /// Last submission of the last piece.
+    /// Submission of its last piece in the last run.
     submission: u64,
-    /// Seconds of the last run whose time is known.
+    /// Seconds of the last run with a known time.
     seconds: Option<f64>,
 }
 
@@ -92,7 +92,7 @@ struct Started {
     rows: usize,
     at: Instant,
     submission: u64,
-    /// Buffer whose first bytes the submission copies to the host, and their number.
+    /// Buffer that the submission copies to the host, and the number of its first bytes to copy.
     result: Option<(BufferId, usize)>,
 }
 
@@ -104,7 +104,7 @@ pub struct VulkanExecutor {
     timing: Option<Timing>,
     uploader: Option<Uploader>,
     readback: Block,
-    /// Results of the plan that was started. Other reads use `readback` in the meantime.
+    /// Results of the started plan. Other reads use `readback` in the meantime.
     results: Block,
     started: Option<Started>,
     weights: Arena,
@@ -118,18 +118,18 @@ pub struct VulkanExecutor {
     made_up: Option<Arc<Mutex<MadeUp>>>,
     own: Option<Own>,
     epilogues: Epilogues,
-    /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
+    /// Whether elements of matrices are in the lanes that `linear_few` and `linear_many` expect.
     known_elements: bool,
-    /// Most rows of a block of attention, and of a layer with trellis codes.
+    /// Most rows per block of attention, and of a layer with trellis codes.
     block_rows: usize,
     /// Whether passes are poisoned, see [`Reports::set_poison`].
     poisons: bool,
-    /// Seed of the order of workgroups, for tests.
+    /// Seed for the order of workgroups, for tests.
     shuffle: Option<u64>,
-    /// Label of the calls whose last workgroups a test has left out.
+    /// Label of calls that run without their last workgroups, for a test.
     cut: Option<String>,
     loading: Loading,
-    /// Small writes that wait for the next submission.
+    /// Small writes queued for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
     /// Content of each step buffer.
     steps: HashMap<BufferId, Vec<u8>>,
@@ -142,8 +142,8 @@ impl VulkanExecutor {
         VulkanExecutor::open_for(choice, true)
     }
 
-    /// The same. Without `matrices` the driver is not asked about its matrix instructions. Results
-    /// have the same bits.
+    /// Like [`open`](Self::open). Without `matrices`, the driver is not queried for its matrix
+    /// instructions. Results have the same bits.
     pub fn open_for(choice: Choice, matrices: bool) -> Result<VulkanExecutor> {
         let start = Instant::now();
         let (gpu, pipelines) = pipeline::open(choice, matrices)?;
@@ -201,19 +201,18 @@ impl VulkanExecutor {
         }
     }
 
-    /// Takes blocks of rows as large as on a GPU, also on the processor: for tests of the kernels.
+    /// Uses blocks of rows as large as on a GPU, even on the processor. For tests of the kernels.
     pub fn with_large_blocks(self) -> Self {
         VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
     }
 
-    /// Plans memory for the pieces that a dry run counted, so that none is allocated in vain.
+    /// Plans memory for the pieces that a dry run counted, so that no byte is wasted.
     pub fn expect(&mut self, pieces: &Pieces) {
         self.weights.expect(&pieces.weights);
         self.buffers.expect(&pieces.buffers);
     }
 
-    /// Returns the buffers beside those of the plans. Allocates them if the present ones are too
-    /// small.
+    /// Returns the executor's own buffers. Reallocates them if they are too small for the plan.
     fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
         let old = self.own.map(|own| own.sizes);
         let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows)
@@ -224,14 +223,14 @@ impl VulkanExecutor {
         let own = Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?;
         self.epilogues = Epilogues::default();
         self.own = Some(own);
-        // Commits of earlier plans read their layers from the new buffer.
+        // Commits of earlier plans must read their layers from the new buffer.
         let earlier: Vec<Vec<KvLayer>> =
             self.plans.iter().flat_map(|recorded| committed(&recorded.dispatches)).collect();
         earlier.iter().try_for_each(|layers| self.write_layers(layers, own))?;
         Ok(own)
     }
 
-    /// Writes the addresses of the caches that commits work on.
+    /// Writes the addresses of the caches that commits write.
     fn write_layers(&mut self, layers: &[KvLayer], own: Own) -> Result<()> {
         let mut bytes = Vec::new();
         for kv in by_shape(layers).concat() {
@@ -246,7 +245,7 @@ impl VulkanExecutor {
         self.write(own.layers, 0, &bytes)
     }
 
-    /// Returns the kernel of each call, compiled if it is missing.
+    /// Returns the kernel of each call, compiling missing ones.
     fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
         let mut made = pipeline::lock(&self.pipelines);
         let divisible = self.shuffle.is_some();
@@ -322,7 +321,7 @@ impl VulkanExecutor {
         &self.gpu.info
     }
 
-    /// Returns the codes and the side of a matrix in device memory: for tests.
+    /// Returns the codes and the side of a matrix in device memory. For tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
         let side = m.rows * m.format.row_side(m.cols);
@@ -344,8 +343,7 @@ impl VulkanExecutor {
         Ok(parts.map(|(_, bytes)| bytes))
     }
 
-    /// Returns the bytes requested from the device, in arenas and beside them: now, and the most so
-    /// far.
+    /// Returns the bytes requested from the device, in arenas and otherwise: now, and at the peak.
     pub fn requested(&self) -> (u64, u64) {
         self.gpu.requested.bytes()
     }
@@ -386,8 +384,8 @@ impl Executor for VulkanExecutor {
             &mut self.loading,
         );
         if loaded.is_err() {
-            // Submissions that still run read staging memory. Staged commands are not submitted
-            // first, since the device may be lost.
+            // Running submissions may read staging memory. Staged commands are not submitted first,
+            // because the device may be lost.
             let _ = self.queue.wait(self.queue.upcoming() - 1);
             self.uploader = None;
         }
@@ -406,7 +404,7 @@ impl Executor for VulkanExecutor {
         );
         ensure!(
             offset.is_multiple_of(4) && bytes.len().is_multiple_of(4),
-            "writes go by whole words"
+            "writes must have whole words"
         );
         if let Some(step) = self.steps.get_mut(&buffer) {
             step[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -481,7 +479,7 @@ impl Executor for VulkanExecutor {
         pass.submission = self.queue.upcoming();
         let last = works[works.len() - 1];
         if live == 0 {
-            // A commit has no results to wait for, so the next submission begins with it.
+            // A commit has no results to wait for, so it becomes part of the next submission.
             self.put_off(last);
             return Ok(false);
         }
@@ -505,7 +503,7 @@ impl Executor for VulkanExecutor {
         Ok(true)
     }
 
-    /// Waits for the started plan. A commit that the next submission begins with is not waited for.
+    /// Waits for the started plan. Does not wait for a commit that is part of the next submission.
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         let Some(started) = self.started.take() else {
             return result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes));
@@ -546,7 +544,7 @@ impl Executor for VulkanExecutor {
         self.started.as_ref().is_some_and(|started| !self.queue.is_done(started.submission))
     }
 
-    /// Lends nothing: results are copied to host memory.
+    /// Lends nothing, because results are copied to host memory.
     fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
         None
     }
@@ -567,7 +565,7 @@ impl Reports for VulkanExecutor {
     }
 
     fn start_profile(&mut self) {
-        // Commands are recorded anew, with timestamps.
+        // Commands are recorded again, with timestamps.
         if self.queue.wait_all().is_ok() {
             for commands in self
                 .plans

@@ -1,4 +1,4 @@
-//! Submissions of a pass: recorded in pieces by an estimate, or probed piece by piece.
+//! Submissions of a pass: recorded in pieces from an estimate, or probed piece by piece.
 
 use super::cut::{self, CallSize, Cut, Probe};
 use super::workgroups::{Unordered, Workgroups, axis};
@@ -16,8 +16,7 @@ use gemma_base::os::remedies::{self, Remedies};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// For tests: the clock of a device that takes a given time for a multiply-add, and its
-/// submissions.
+/// Simulated device for tests: it takes a fixed time per multiply-add, and counts its submissions.
 #[derive(Clone, Debug, Default)]
 pub struct MadeUp {
     /// Seconds per multiply-add.
@@ -30,13 +29,13 @@ pub struct MadeUp {
 }
 
 impl MadeUp {
-    /// Returns a device that takes `each` seconds for a multiply-add.
+    /// Returns a device with `each` seconds per multiply-add.
     pub fn taking(each: f64) -> MadeUp {
         MadeUp { each, ..MadeUp::default() }
     }
 }
 
-/// State of recording a pass.
+/// State while a pass is recorded.
 struct Recording {
     calls: Vec<Call>,
     sizes: Vec<CallSize>,
@@ -46,19 +45,19 @@ struct Recording {
 }
 
 impl VulkanExecutor {
-    /// Takes times from `device` instead of the clock: for tests.
+    /// Uses the times of `device` instead of the clock. For tests.
     pub fn pretending(self, device: &Arc<Mutex<MadeUp>>) -> Self {
         VulkanExecutor { made_up: Some(device.clone()), ..self }
     }
 
-    /// Returns the clock of a test.
+    /// Returns the simulated device of a test.
     fn made_up(&self) -> Option<MutexGuard<'_, MadeUp>> {
         self.made_up.as_ref().map(|m| m.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records the commands of a plan for one bucket, unless commands that are cut by the present
-    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up
-    /// to its last piece.
+    /// Records the commands of a plan for one bucket, unless commands for the current estimate
+    /// exist. Waits until they are not in use. A pass without an estimate runs here, except for its
+    /// last piece.
     pub(super) fn prepare(&mut self, plan: PlanId, bucket: Bucket, rows: usize) -> Result<()> {
         let at = plan.0 as usize;
         // A driver on the processor has no watchdog.
@@ -95,7 +94,7 @@ impl VulkanExecutor {
         let pass = match seconds {
             _ if !watched => self.record_all(&mut recording, 0.0)?,
             Some(seconds) => self.record_all(&mut recording, seconds)?,
-            // Timestamps need all of a pass recorded before it runs.
+            // Timestamps require that the whole pass is recorded before it runs.
             None if self.timing.is_some() => {
                 let guess = self.slowest.unwrap_or(0.0).max(cut::UNKNOWN);
                 let work = recording.sizes.iter().map(|s| s.work as f64).sum::<f64>();
@@ -107,7 +106,7 @@ impl VulkanExecutor {
         Ok(())
     }
 
-    /// Records a pass that is estimated to take `seconds`.
+    /// Records a pass with an estimated time of `seconds`.
     fn record_all(&mut self, recording: &mut Recording, seconds: f64) -> Result<Pass> {
         let ends = cut::cut(&recording.sizes, seconds);
         let works = cut::pieces(&ends)
@@ -119,8 +118,8 @@ impl VulkanExecutor {
         Ok(Pass { pieces, works, ends, ..Pass::default() })
     }
 
-    /// Runs a pass piece by piece, and records the last piece. The times of earlier pieces set the
-    /// size of each.
+    /// Runs a pass piece by piece, except for the last piece, which it only records. The times of
+    /// earlier pieces set the size of the next.
     fn probe(&mut self, recording: &mut Recording, rows: usize) -> Result<Pass> {
         let (mut probe, mut from, mut spent) = (Probe::new(self.slowest), Cut::default(), 0.0);
         loop {
@@ -128,7 +127,7 @@ impl VulkanExecutor {
             let piece = self.record_piece(recording, from, to)?;
             let work = cut::work_between(&recording.sizes, from, to);
             if to.call == recording.calls.len() {
-                // A pass that was probed is recorded whole when it runs again.
+                // A probed pass is recorded completely on its next run.
                 let ends = if from == Cut::default() { vec![to] } else { Vec::new() };
                 return Ok(Pass {
                     pieces: vec![piece],
@@ -164,7 +163,7 @@ impl VulkanExecutor {
         self.made_up().iter_mut().for_each(|m| m.staged += work);
     }
 
-    /// Returns the seconds of a finished pass: by the clock, or by the clock of a test.
+    /// Returns the seconds of a finished pass, from the clock or from a simulated device.
     pub(super) fn seconds(&self, pass: &Pass, by_the_clock: f64) -> f64 {
         let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
         self.made_up().map_or(pass.spent + by_the_clock, |m| m.each * work)
@@ -222,15 +221,14 @@ impl VulkanExecutor {
     }
 }
 
-/// Adds an explanation to the error of a device that was lost in a pass over `rows` rows.
+/// Adds an explanation to the error if the device was lost in a pass over `rows` rows.
 pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
     if !is_lost(&error) {
         return error;
     }
     let s = if rows == 1 { "" } else { "s" };
-    let estimate =
-        format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
-    let what = format!("{LOST} in a pass over {rows} token{s}, {estimate}");
+    let estimate = format!("its submissions were estimated to take at most {} s each", cut::LIMIT);
+    let what = format!("{LOST} in a pass over {rows} token{s} ({estimate})");
     let Remedies { system_log, longer_passes, .. } = remedies::HERE;
     let help = format!(
         "if the system's log ({system_log}) says `timeout`, \

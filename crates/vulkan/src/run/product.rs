@@ -1,5 +1,5 @@
-//! Products of dense f32 matrices on the device, with the processor's bits: where the device fuses
-//! multiply-adds, which Vulkan leaves open.
+//! Products of dense f32 matrices on the device, with the processor's bits. This requires that the
+//! device fuses multiply-adds, which Vulkan leaves open.
 
 use super::VulkanExecutor;
 use super::workgroups::{Unordered, Workgroups};
@@ -13,21 +13,22 @@ use gemma_base::tensor::product::{self, View, check};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// Elements along each side of a product from which the device is faster than the processor and the
-/// way there and back.
+/// Least elements along each side of a product for which the device is faster than the processor,
+/// including the transfers.
 const LEAST: usize = 512;
 /// Rows and columns of a workgroup's tile.
 const TILE: usize = 128;
-/// Floats of some rows of the left factor, of some columns of the right one, and of their product.
+/// Buffer sizes in floats: some rows of the left factor, some columns of the right one, and their
+/// product.
 const LEFT: usize = 16 << 20;
 const RIGHT: usize = 64 << 20;
 const PRODUCT: usize = 16 << 20;
-/// Parts of what is on its way up.
+/// Number of parts of an upload in flight.
 const PARTS: usize = 4;
-/// Threads that copy to and from memory that the device sees.
+/// Threads that copy to and from host-visible memory.
 const COPIERS: usize = 4;
 
-/// Room for two factors and their product, on the device and on the way to it.
+/// Buffers for two factors and their product, on the device and for transfers.
 pub struct Products {
     left: Block,
     right: Block,
@@ -36,7 +37,7 @@ pub struct Products {
     down: Block,
 }
 
-/// A factor as it is sent, and whether neighbours in it are those along the sum.
+/// A factor in upload order, and whether neighbours in it are neighbours in the sum.
 struct Packed<'a> {
     values: Cow<'a, [f32]>,
     along: bool,
@@ -49,7 +50,7 @@ struct Piece<'a> {
     c: Vec<f32>,
 }
 
-/// Returns whether the device computes such a product.
+/// Returns whether the device supports this product.
 pub fn takes(factor: f32, keep: f32, a: View<'_>, b: View<'_>) -> bool {
     let along = |v: View<'_>| v.row_stride == 1 || v.col_stride == 1;
     factor == 1.0
@@ -57,11 +58,11 @@ pub fn takes(factor: f32, keep: f32, a: View<'_>, b: View<'_>) -> bool {
         && along(a)
         && along(b)
         && [a.rows, a.cols, b.cols].iter().all(|n| *n >= LEAST)
-        // A tile's worth of each matrix fits its buffer.
+        // A tile of each matrix must fit its buffer.
         && a.cols <= LEFT / TILE
 }
 
-/// Returns a factor whose sums go along its columns, without gaps.
+/// Returns a factor with contiguous sums along its columns.
 fn packed(view: View<'_>) -> Packed<'_> {
     let along = view.col_stride == 1;
     let lines = if along { view } else { view.transposed() };
@@ -75,7 +76,7 @@ fn packed(view: View<'_>) -> Packed<'_> {
     Packed { values: Cow::Owned(values), along }
 }
 
-/// Copies with several threads of its own, since the caller may hold the device.
+/// Copies with new threads, because the caller may hold the device.
 fn copy(to: &mut [u8], from: &[u8]) {
     let part = from.len().div_ceil(COPIERS).max(1 << 20);
     std::thread::scope(|scope| {
@@ -85,11 +86,13 @@ fn copy(to: &mut [u8], from: &[u8]) {
     });
 }
 
-/// Work with the device while it is locked.
+/// Runs work with the locked device.
 pub type Run<'a> = &'a mut dyn FnMut(&mut VulkanExecutor, &Products) -> Result<()>;
 
-/// Computes `c = keep * c + a b`. `locked` runs each part of it with the device that it locks. No
-/// thread of the pool waits for the pool meanwhile: it might be given work that wants the device.
+/// Computes `c = keep * c + a b`.
+///
+/// `locked` runs each part with the device locked. While the device is locked, no thread of the
+/// pool waits for the pool, because it might be given work that needs the device.
 pub fn multiply(
     c: &mut [f32],
     stride: usize,
@@ -141,10 +144,10 @@ impl Products {
         })
     }
 
-    /// Returns whether the device gives the processor's bits.
+    /// Returns whether the device computes the processor's bits.
     pub fn are_exact(&self, device: &mut VulkanExecutor) -> Result<bool> {
         let (rows, k) = (16, product::SLICE + 5);
-        // Numbers whose products and sums all have to be rounded.
+        // Numbers for which all products and sums are rounded.
         let values: Vec<f32> = (1..=rows * k).map(|i| (i as f32).sqrt().fract() - 0.5).collect();
         let lines: Vec<&[f32]> = values.chunks_exact(k).collect();
         let element = |i: usize| -> f32 {
@@ -160,7 +163,7 @@ impl Products {
         Ok(pieces[0].c.iter().enumerate().all(|(i, got)| got.to_bits() == element(i).to_bits()))
     }
 
-    /// Computes pieces, whose sums have `k` terms.
+    /// Computes pieces with sums of `k` terms.
     fn run(
         &self,
         device: &mut VulkanExecutor,
@@ -210,7 +213,7 @@ impl Products {
         Ok(())
     }
 
-    /// Copies floats to a block on the device: while one part is on its way, the next is written.
+    /// Copies floats to a block on the device. While one part is in flight, the next is written.
     fn send(&self, device: &mut VulkanExecutor, to: &Block, values: &[f32]) -> Result<()> {
         let part = LEFT / PARTS;
         let mut sent = [0; PARTS];
@@ -218,7 +221,7 @@ impl Products {
             let bytes = bytemuck::cast_slice::<f32, u8>(values);
             let from = (i % PARTS * 4 * part) as u64;
             device.queue.wait(sent[i % PARTS])?;
-            // SAFETY: the wait above ended the copy of what was there.
+            // SAFETY: the wait above ended the copy of the previous content.
             copy(unsafe { self.up.bytes(from, bytes.len()) }, bytes);
             let range = [vk::BufferCopy {
                 src_offset: from,

@@ -1,4 +1,4 @@
-//! Measures how fast a device reads its memory and receives bytes from the host.
+//! Measures how fast a device reads its memory and receives data from the host.
 
 use super::VulkanExecutor;
 use super::commands::bind;
@@ -13,9 +13,9 @@ use std::time::Instant;
 const READS: u64 = 8;
 
 impl VulkanExecutor {
-    /// Returns the bytes a second that kernels read of the weights; `None` for too few weights.
+    /// Returns the bytes per second at which kernels read the weights; `None` for too few weights.
     pub(super) fn measure_reads(&mut self) -> Option<f64> {
-        // The kernels of a pass read weights. Memory without content may have no pages.
+        // Kernels read existing weights, because memory without content may have no pages.
         let block =
             self.weights.blocks.iter().max_by_key(|b| b.size).filter(|b| b.size >= 256 << 20)?;
         let (bytes, address) = (block.size.min(1 << 30) & !32767, block.address);
@@ -45,7 +45,7 @@ impl VulkanExecutor {
         Some((bytes * READS) as f64 / best)
     }
 
-    /// Returns the bytes a second from host memory to the device.
+    /// Returns the bytes per second from host memory to the device.
     pub(super) fn measure_uploads(&mut self) -> Option<f64> {
         let target = self.spans[self.own?.partials.0 as usize];
         let stage =
@@ -55,7 +55,7 @@ impl VulkanExecutor {
         let mut best = f64::INFINITY;
         for _ in 0..4 {
             let start = Instant::now();
-            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials have
+            // SAFETY: both ranges have this size, and both blocks outlive the wait. Partials have
             // no content between passes.
             let done = self.queue.once(|device, commands| unsafe {
                 for _ in 0..READS {

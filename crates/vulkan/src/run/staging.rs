@@ -4,10 +4,11 @@ use super::*;
 use gemma_base::compute::poison;
 
 impl VulkanExecutor {
-    /// Stages the pending writes, and `then` after them, for the next submission.
+    /// Stages the pending writes, followed by `then`, for the next submission.
     ///
-    /// The bytes of a write lie in the command buffer, and a barrier orders it after earlier
-    /// submissions. So the writes for one pass are prepared while the pass before it still runs.
+    /// The bytes of a write are in the command buffer, and a barrier orders it after earlier
+    /// submissions. The writes for one pass can therefore be prepared while the pass before it
+    /// still runs.
     pub(super) fn stage(&mut self, then: Option<vk::CommandBuffer>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         if pending.is_empty() && then.is_none() {
@@ -26,7 +27,7 @@ impl VulkanExecutor {
                 let mut written: Vec<(vk::Buffer, u64, u64)> = Vec::new();
                 for (buffer, offset, bytes) in targets {
                     let end = offset + bytes.len() as u64;
-                    // The later of two writes to one place must win.
+                    // The later of two writes to the same range must win.
                     if written
                         .iter()
                         .any(|(other, from, to)| *other == buffer && *from < end && offset < *to)
@@ -53,9 +54,9 @@ impl VulkanExecutor {
         )
     }
 
-    /// Fills fresh memory with zeros.
+    /// Fills new memory with zeros.
     pub(super) fn clear(&mut self, span: Span) -> Result<()> {
-        // A model has hundreds of buffers, so this waits for the next submission.
+        // A model has hundreds of buffers, so this is deferred to the next submission.
         self.fill(&[span], 0)
     }
 
@@ -73,7 +74,7 @@ impl VulkanExecutor {
         self.fill(&spans, poison::WORD)
     }
 
-    /// Poisons the buffers of the executor that these calls compute.
+    /// Poisons the executor's buffers that these calls compute.
     pub(crate) fn poison_own(&mut self, calls: &[Call]) -> Result<()> {
         let is_written = |id: &BufferId| calls.iter().any(|call| call.writes(*id));
         let scratch = self.own.iter().flat_map(Own::scratch).filter(is_written);
@@ -84,7 +85,7 @@ impl VulkanExecutor {
     /// Fills buffers with a word, before the next submission.
     fn fill(&mut self, spans: &[Span], word: u32) -> Result<()> {
         let buffers: Vec<vk::Buffer> = spans.iter().map(|span| self.block(span).buffer).collect();
-        // SAFETY: the spans lie inside their blocks, and have whole words.
+        // SAFETY: the spans are inside their blocks, and have whole words.
         let filled = |device: &ash::Device, commands| unsafe {
             for (span, buffer) in spans.iter().zip(buffers) {
                 device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, word);

@@ -1,4 +1,4 @@
-//! Times of kernels by timestamps of the device.
+//! Times of kernels, from timestamps of the device.
 
 use crate::device::{Gpu, failed};
 use crate::lower::Call;
@@ -55,7 +55,7 @@ impl Timing {
     pub fn gather(&mut self, calls: &[Call]) -> Result<()> {
         let mut stamps = vec![0u64; calls.len() + 1];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: the caller waited for the run that wrote these.
+        // SAFETY: the caller waited for the run that wrote these timestamps.
         unsafe { self.gpu.device.get_query_pool_results(self.pool, 0, &mut stamps, flags) }
             .map_err(|e| failed("reading time stamps", e))?;
         for (call, pair) in calls.iter().zip(stamps.windows(2)) {

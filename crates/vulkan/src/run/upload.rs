@@ -1,6 +1,6 @@
-//! Upload of weights: threads read them into a ring of staging blocks, and the device unpacks one
-//! block while threads fill others. A device with memory of its own copies a block there first,
-//! since the unpacking kernels would read over the bus in small pieces.
+//! Uploads weights. Threads read them into a ring of staging blocks, and the device unpacks one
+//! block while threads fill others. A discrete GPU first copies a block to its own memory, because
+//! the unpacking kernels would read over the bus in small pieces.
 
 use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
@@ -27,13 +27,13 @@ pub const STAGING: u64 = (2 * RING * STAGE) as u64;
 pub struct Uploader {
     gpu: Arc<Gpu>,
     stages: [OnceLock<Block>; RING],
-    /// A copy for each stage, if the device has memory of its own.
+    /// A copy per stage, for a discrete GPU.
     copies: [Option<Block>; RING],
     /// Submission that used each fill so far.
     taken: Vec<u64>,
 }
 
-/// A matrix and its way to the device.
+/// A matrix to upload, with its kernel.
 struct Upload<'a> {
     label: String,
     matrix: StoredMatrix<'a>,
@@ -41,11 +41,11 @@ struct Upload<'a> {
     kernel: Option<(Shader, pipeline::Constants)>,
     /// Bytes of a stored row (of tiles).
     row_bytes: usize,
-    /// Lie behind the codes, see [`points`].
+    /// Data after the codes, see [`points`].
     points: &'static [u8],
 }
 
-/// Place of a matrix's codes, or of its side, on the device.
+/// Location of a matrix's codes, or of its side, on the device.
 #[derive(Clone, Copy)]
 struct Room {
     buffer: vk::Buffer,
@@ -70,7 +70,7 @@ impl<'a> Upload<'a> {
 
     fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
         let m = &self.matrix;
-        // A stream without a kernel is only copied, and may be cut anywhere.
+        // A stream without a kernel is only copied, so it may be cut anywhere.
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let bytes = m.code_bytes();
@@ -101,7 +101,8 @@ impl<'a> Upload<'a> {
         DeviceMatrix { format, rows, cols, codes: codes.address, side: side.address, bytes }
     }
 
-    /// Returns the arguments of the kernel that packs the rows at `from`, and its invocations.
+    /// Returns the arguments of the kernel that packs the rows at `from`, and its number of
+    /// invocations.
     fn push(&self, p: &Packing, part: &Part, from: u64, codes: Room) -> (Push, usize) {
         let (first, rows) = (part.from / p.from_bytes, part.bytes / p.from_bytes);
         let at = |words: usize| codes.address + (4 * words * p.steps) as u64;
@@ -190,7 +191,7 @@ impl Uploader {
                 let is_last = i + 1 == fills.len();
                 filling.taken(send.submit(queue, fill, copies[at].as_ref(), is_last)?);
             }
-            // Matrices of no bytes at the end.
+            // Matrices without bytes at the end.
             while rooms.len() < plans.len() {
                 rooms.push(place()?);
             }
@@ -211,7 +212,7 @@ impl Uploader {
     }
 }
 
-/// Places matrices in turn and sends their places, until one has no room.
+/// Places matrices in order and sends their locations, until one has no room.
 fn place_all(plans: &[Upload<'_>], arena: &mut Arena, places: &mpsc::Sender<Result<[Room; 2]>>) {
     for plan in plans {
         let rooms = plan.place(arena);
@@ -267,7 +268,7 @@ impl Kernels {
     }
 }
 
-/// State for sending a staging block.
+/// State for submitting a staging block.
 struct Sending<'a> {
     plans: &'a [Upload<'a>],
     streams: &'a [Stream<'a>],
@@ -330,8 +331,8 @@ impl Sending<'_> {
             return;
         }
         if let Some(copy) = copy {
-            // SAFETY: both blocks have one size, and the submission that used the copy is done,
-            // since its stage is free.
+            // SAFETY: both blocks have equal sizes, and the submission that used the copy is
+            // complete, because its stage is free.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
             copied_barrier(device, commands);
         }

@@ -1,5 +1,5 @@
-//! The device as quantising needs it: its search for trellis codes, and products. It finds the same
-//! states as the processor, because all costs are integers.
+//! The device for quantisation: search for trellis codes, and products. It finds the same states as
+//! the processor, because all costs are integers.
 
 use super::VulkanExecutor;
 use super::commands::dispatch;
@@ -20,21 +20,21 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most tiles of a submission.
+/// Most tiles per submission.
 const TILES: usize = 16_384;
-/// Tiles of the first submission. Later ones are twice as large as long as none takes [`LONG`]:
-/// drivers take a device for lost that takes seconds.
+/// Tiles of the first submission. Later ones double in size until one takes [`LONG`], because
+/// drivers treat a submission of seconds as a device loss.
 const FIRST_TILES: usize = 256;
 const LONG: Duration = Duration::from_millis(100);
-/// Bytes of the costs of all workgroups, largest first: what the device has room for. A tile needs
-/// 64 KB for t4, and 1 MB for t2.
+/// Candidate sizes in bytes for the costs of all workgroups, largest first; the first that fits is
+/// used. A tile needs 64 KB for t4, and 1 MB for t2.
 const COSTS: [usize; 3] = [512 << 20, 128 << 20, 32 << 20];
-/// Weights that a device codes within seconds: with memory of its own, and others. 24,000
-/// rows of 27B's table are 1,500 tiles of each block of columns, which fill a large device.
+/// Weights that a device encodes within seconds: discrete GPUs, and others. 24,000 rows of 27B's
+/// table are 1,500 tiles per block of columns, which fill a large device.
 const AT_ONCE: usize = 128 << 20;
 const AT_ONCE_SMALL: usize = 32 << 20;
-/// A device that searches for codes and multiplies. Tiles of callers that wait for it are searched
-/// together; products take turns.
+/// A device that searches for codes and multiplies. Tiles of waiting callers are searched together;
+/// products take turns.
 pub struct VulkanCoding {
     at_once: usize,
     queue: Mutex<Queue>,
@@ -42,21 +42,21 @@ pub struct VulkanCoding {
     state: Mutex<State>,
 }
 
-/// Callers that wait for the search, and whether one of them serves others now.
+/// Callers that wait for the search, and whether one of them is serving all.
 #[derive(Default)]
 struct Queue {
     requests: Vec<Request>,
     busy: bool,
 }
 
-/// Tiles of one caller, and where their rows go.
+/// Tiles of one caller, and the channel for their rows.
 struct Request {
     trellis: Trellis,
     wanted: Vec<u8>,
     answer: mpsc::Sender<Result<Vec<[u64; TILE]>>>,
 }
 
-/// Lets another caller serve once dropped.
+/// Allows another caller to serve after it is dropped.
 struct Service<'a>(&'a VulkanCoding);
 
 impl Drop for Service<'_> {
@@ -71,14 +71,14 @@ struct State {
     targets: Block, // int8 [TILES, 256], in quarters
     rows: Block,    // u64 [TILES, 16]
     costs: (BufferId, usize),
-    /// Tables of the codes that were searched for.
+    /// Tables of the codes used so far.
     states: Vec<(Trellis, BufferId)>,
     batch: usize,
-    /// Room for products, and whether they have the processor's bits.
+    /// Buffers for products, and whether these have the processor's bits.
     products: Option<(Products, bool)>,
 }
 
-/// Locks. No panic leaves a state behind that callers could not go on with.
+/// Locks a mutex. The state stays usable after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -101,7 +101,7 @@ impl VulkanCoding {
         Ok(VulkanCoding { at_once, queue, served, state: Mutex::new(state) })
     }
 
-    /// Answers all requests with the first one's code, in submissions as large as they go.
+    /// Answers all requests with the first one's trellis, in submissions as large as possible.
     fn serve(&self) {
         let mut queue = lock(&self.queue);
         let Some(trellis) = queue.requests.first().map(|r| r.trellis) else { return };
@@ -116,12 +116,12 @@ impl VulkanCoding {
                 Ok(rows) => Ok(rows.drain(..count).collect()),
                 Err(e) => Err(std::mem::replace(e, anyhow!("the device failed"))),
             };
-            // A caller that is gone needs no answer.
+            // A caller that has gone needs no answer.
             let _ = request.answer.send(answer);
         }
     }
 
-    /// Computes `c = keep * c + a b` on the device even if its bits are not the processor's.
+    /// Computes `c = keep * c + a b` on the device even if its bits differ from the processor's.
     pub fn multiply_inexactly(
         &self,
         c: &mut [f32],
@@ -154,8 +154,8 @@ impl CodingDevice for VulkanCoding {
         let (answer, mine) = mpsc::channel();
         let mut queue = lock(&self.queue);
         queue.requests.push(Request { trellis, wanted, answer });
-        // The caller that finds the device free serves all that wait. It must not wait for the
-        // pool: it might be given work that wants the device.
+        // The caller that finds the device free serves all waiting callers. It must not wait for
+        // the pool, because it might be given work that needs the device.
         loop {
             match mine.try_recv() {
                 Ok(found) => {
@@ -187,7 +187,7 @@ impl CodingDevice for VulkanCoding {
         a: View<'_>,
         b: View<'_>,
     ) -> Result<()> {
-        // A device without room for products leaves them to the processor.
+        // If the device has no room for products, the processor computes them.
         let exact = || lock(&self.state).products().is_ok_and(|(_, _, exact)| exact);
         if takes(factor, keep, a, b) && exact() {
             return self.multiply_inexactly(c, stride, keep == 1.0, a, b);
@@ -197,8 +197,8 @@ impl CodingDevice for VulkanCoding {
     }
 }
 
-/// Returns the integers of each state as the device multiplies them: both with [`OFFSET`], then two
-/// digits of twice the sum of their squares, of 1 and of 127.
+/// Returns the integers of each state in the form that the device multiplies: both plus [`OFFSET`],
+/// then twice the sum of their squares as two digits with the values 1 and 127.
 fn table(trellis: Trellis) -> Vec<u8> {
     let word = |state| {
         let [x, y] = trellis.integers(state);
@@ -209,7 +209,7 @@ fn table(trellis: Trellis) -> Vec<u8> {
 }
 
 impl State {
-    /// Returns the device, its room for products, and whether these have the processor's bits.
+    /// Returns the device, its buffers for products, and whether these have the processor's bits.
     fn products(&mut self) -> Result<(&mut VulkanExecutor, &Products, bool)> {
         if self.products.is_none() {
             let products = Products::new(&self.device)?;
@@ -220,7 +220,7 @@ impl State {
         Ok((&mut self.device, products, *exact))
     }
 
-    /// Returns the table of a code. A new one is uploaded.
+    /// Returns the table of a trellis, uploading a new one.
     fn states(&mut self, trellis: Trellis) -> Result<BufferId> {
         if let Some((_, states)) = self.states.iter().find(|(known, _)| *known == trellis) {
             return Ok(*states);
@@ -232,7 +232,7 @@ impl State {
         Ok(states)
     }
 
-    /// Encodes tiles in submissions that the buffers hold.
+    /// Encodes tiles in submissions that fit the buffers.
     fn encode_all(&mut self, trellis: Trellis, wanted: &[u8]) -> Result<Vec<[u64; TILE]>> {
         let mut rows = vec![[0; TILE]; wanted.len() / WEIGHTS];
         let (mut left, mut wanted) = (&mut rows[..], wanted);
@@ -246,17 +246,17 @@ impl State {
         Ok(rows)
     }
 
-    /// Encodes as many tiles as the buffers hold.
+    /// Encodes as many tiles as fit the buffers.
     fn encode(&mut self, trellis: Trellis, wanted: &[u8], rows: &mut [[u64; TILE]]) -> Result<()> {
         let states = self.states(trellis)?;
         let State { device, targets, costs: (costs, room), rows: found, .. } = self;
         let heads = STATES >> trellis.step;
         let shared = |together: usize| together * (4 * heads + 8 * STEPS + 20);
         let fits = shared(2) <= device.info().max_shared as usize;
-        // Two tiles share what is read of the table: faster even where one would fill the device.
+        // Two tiles share reads of the table, which is faster even if one would fill the device.
         let together = if fits { 2 } else { 1 };
         let groups = (*room / (together * STEPS * heads * 2)).min(rows.len().div_ceil(together));
-        // A thread takes four heads at a time.
+        // A thread processes four heads at once.
         let info = device.info();
         let most = info.max_workgroup.min(info.subgroup.saturating_mul(info.max_subgroups));
         let threads = word(heads / 4).min(512).min(most);
@@ -271,7 +271,7 @@ impl State {
         let kernel = kernels::Viterbi { threads, together: word(together), step: trellis.step };
         let call = Call::apart(&kernel, &push, [groups, 1, 1]);
         let (layout, pipelines) = device.kernels(std::slice::from_ref(&call))?;
-        // SAFETY: every call waits below for the kernel, so none runs now.
+        // SAFETY: every call waits below for the kernel, so none is running.
         unsafe { targets.bytes(0, wanted.len()) }.copy_from_slice(wanted);
         let start = Instant::now();
         let done = device.queue.once(|device, commands| {

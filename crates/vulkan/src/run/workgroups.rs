@@ -1,5 +1,5 @@
-//! Recording of calls, whole or in parts. Tests have the parts recorded in another order: a GPU
-//! runs workgroups in any order, and a driver on the processor in one.
+//! Records calls completely or in parts. Tests record the parts in another order: a GPU runs
+//! workgroups in any order, but a driver on the processor in one.
 
 use super::VulkanExecutor;
 use super::commands::bind;
@@ -11,10 +11,10 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use std::ops::Range;
 
-/// Most parts along an axis of a call that is shuffled.
+/// Most parts along an axis of a shuffled call.
 const PARTS: u32 = 4;
 
-/// Workgroups of a call: those from `base` on, so many along each axis.
+/// Workgroups of a call: `count` along each axis, starting at `base`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workgroups {
     base: [u32; 3],
@@ -34,7 +34,7 @@ impl Workgroups {
         groups
     }
 
-    /// Cuts them into at most [`PARTS`] parts along an axis.
+    /// Divides them into at most [`PARTS`] parts along an axis.
     fn cut(self, axis: usize) -> impl Iterator<Item = Workgroups> {
         let n = self.count[axis];
         let parts = n.min(PARTS);
@@ -47,14 +47,14 @@ impl Workgroups {
     }
 }
 
-/// Returns the axis along which a call has most workgroups.
+/// Returns the axis with most workgroups of a call.
 pub fn axis(groups: [u32; 3]) -> usize {
     (0..3).rev().max_by_key(|i| groups[*i]).expect("there are three")
 }
 
 /// Calls and parts of calls between two barriers.
 pub struct Unordered<'a> {
-    /// Seed of their order; `None` for the order in which they were added.
+    /// Seed of their order; `None` keeps the order of insertion.
     shuffle: Option<u64>,
     parts: Vec<(vk::Pipeline, &'a Call, Workgroups)>,
 }
@@ -64,7 +64,8 @@ impl<'a> Unordered<'a> {
         Unordered { shuffle, parts: Vec::new() }
     }
 
-    /// Adds workgroups. The kernel is divisible unless they are all of a call that is not shuffled.
+    /// Adds workgroups. The kernel must be divisible unless these are all workgroups of an
+    /// unshuffled call.
     pub fn add(&mut self, kernel: vk::Pipeline, call: &'a Call, groups: Workgroups) {
         if self.shuffle.is_none() {
             self.parts.push((kernel, call, groups));
@@ -74,7 +75,7 @@ impl<'a> Unordered<'a> {
         self.parts.extend(parts.map(|part| (kernel, call, part)));
     }
 
-    /// Records what was added.
+    /// Records the added workgroups.
     pub fn record(
         &mut self,
         device: &ash::Device,
@@ -88,7 +89,7 @@ impl<'a> Unordered<'a> {
             bind(device, commands, layout, kernel, &call.push);
             let (Workgroups { base: [x, y, z], count: [nx, ny, nz] }, all) =
                 (groups, Workgroups::all(call));
-            // SAFETY: the addresses of a call are those of live buffers, and all workgroups lie
+            // SAFETY: the addresses in a call are those of live buffers, and all workgroups are
             // within the call.
             unsafe {
                 match groups == all {
@@ -102,20 +103,20 @@ impl<'a> Unordered<'a> {
 
 /// Faults and orders for tests.
 impl VulkanExecutor {
-    /// Runs workgroups in another order, and the calls between two barriers too, if the driver
-    /// divides calls.
+    /// Runs workgroups in another order, and also the calls between two barriers, if the driver can
+    /// divide calls.
     pub fn shuffled(self, seed: u64) -> Self {
         VulkanExecutor { shuffle: self.gpu.info.divides_calls.then_some(seed), ..self }
     }
 
-    /// Makes kernels recorded later take a buffer to begin `bytes` before its memory: a cache of
-    /// which only the last pages exist.
+    /// Shifts a buffer's address in kernels recorded later by `bytes` before its memory. This
+    /// simulates a cache with only its last pages in memory.
     pub fn extend_backwards(&mut self, id: BufferId, bytes: u64) {
         let address = &mut self.addresses[id.0 as usize];
         *address = address.wrapping_sub(bytes);
     }
 
-    /// Leaves out the last workgroups of the calls of a label.
+    /// Skips the last workgroups of calls with this label.
     pub fn cut_work(&mut self, label: Option<&str>) {
         self.cut = label.map(str::to_owned);
     }

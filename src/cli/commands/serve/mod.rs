@@ -99,9 +99,10 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
 /// Returns the line that says where the server answers.
 fn greeting(models: &ServedModels, running: &[RunningModel], url: &str, parallel: u16) -> String {
     match running.first() {
-        Some(RunningModel { loaded, .. }) => format!(
+        Some(RunningModel { slot, size, .. }) => format!(
             "{} answers at {url} ({parallel} at once, {} positions each)",
-            loaded.served.name, loaded.served.context
+            models.slots()[*slot].name(),
+            size.context
         ),
         None => {
             let count = match models.slots().len() {

@@ -1,4 +1,4 @@
-//! Twin of the attention kernel: one query head at a time, straight from the definition of page
+//! Twin of the attention kernel: one query head at a time, directly from the definition of page
 //! partials.
 
 use super::q8;
@@ -11,8 +11,9 @@ use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};
 use half::f16;
 
-/// Softmax attention over one page, not yet divided: `o / l` with maximum `m` is the page's own
-/// attention.
+/// Softmax attention over one page, not yet divided.
+///
+/// `o / l` is the attention over the page alone; `m` is its largest score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Partial {
     pub m: f32,
@@ -20,7 +21,7 @@ pub struct Partial {
     pub o: Vec<f32>, // [head_dim]
 }
 
-/// Joins the next page's partial into a running one. Pages are joined in page order, always by this
+/// Merges the next page's partial into a running one. All pages are merged in page order by this
 /// function.
 #[inline(always)]
 pub fn merge(m: &mut f32, l: &mut f32, o: &mut [f32], page: (f32, f32, &[f32])) {
@@ -34,7 +35,7 @@ pub fn merge(m: &mut f32, l: &mut f32, o: &mut [f32], page: (f32, f32, &[f32])) 
     *m = max;
 }
 
-/// One kv head's keys and values, as a row with these ancestors sees them.
+/// Keys and values of one KV head, as visible to a row with these ancestors.
 struct Seen<'a> {
     buffers: &'a Buffers,
     kv: &'a KvLayer,
@@ -47,9 +48,9 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Element `index` of a key or value buffer, as f32; int8 codes as they are.
+    /// Returns element `index` of a key or value buffer as f32; int8 codes are not scaled.
     fn element(&self, id: BufferId, index: usize) -> f32 {
-        // SAFETY: the caller runs alone or reads buffers that nobody writes during attention.
+        // SAFETY: no thread writes these buffers during attention.
         unsafe {
             match self.kv.format {
                 KvFormat::F32 => self.buffers.slice::<f32>(id, index, 1)[0],
@@ -61,7 +62,7 @@ impl Seen<'_> {
         }
     }
 
-    /// The page of a committed position, or the scratch row of one that is not committed.
+    /// Returns `Ok(page)` of a committed position, or `Err(scratch row)` of an uncommitted one.
     fn place(&self, p: usize) -> Result<usize, usize> {
         match p.checked_sub(self.base) {
             None => Ok(self.kv.page(self.step, self.sequence, p / PAGE)),
@@ -89,7 +90,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Scale of a group of channels, of keys or of values.
+    /// Returns the scale of a group of channels of a key or value.
     fn scale(&self, [cache, scratch]: [BufferId; 2], p: usize, group: usize) -> f32 {
         let (id, at) = match self.place(p) {
             Ok(page) => (cache, self.kv.scale_at(page, self.head, group, p % PAGE)),
@@ -99,7 +100,7 @@ impl Seen<'_> {
         f16::from_bits(unsafe { self.buffers.slice::<u16>(id, at, 1)[0] }).to_f32()
     }
 
-    /// Scaled dot products of `q` with the keys of these positions.
+    /// Returns the scaled dot products of `q` with the keys of these positions.
     fn scores(&self, q: &[f32], visible: std::ops::Range<usize>, scale: f32) -> Vec<f32> {
         if self.kv.format != KvFormat::Q8 {
             return visible
@@ -117,7 +118,7 @@ impl Seen<'_> {
         visible.map(|p| q8::dot(&codes, |d| self.key(p, d) as i8, scales(p)) * scale).collect()
     }
 
-    /// `o += e * value`; an int8 value's scale is joined to `e`.
+    /// Adds `e * value` to `o`. The scale of an int8 value is multiplied into `e` first.
     fn add_value(&self, e: f32, p: usize, o: &mut [f32]) {
         let group = self.kv.format.group(self.kv.head_dim);
         for (d, o) in o.iter_mut().enumerate() {
@@ -130,8 +131,10 @@ impl Seen<'_> {
     }
 }
 
-/// Attention of one (row, head) over the pages that `op` goes over, not yet divided: `q` is
-/// `[head_dim]`, `path` holds the rows from the root to the last row seen, see [`Attention::end`].
+/// Attention of one (row, head) over the pages of `op.range`, not yet divided.
+///
+/// `q` is `[head_dim]`. `path` holds the rows from the root to the last visible row, see
+/// [`Attention::end`].
 pub fn attend(
     buffers: &Buffers,
     op: &Attention,

@@ -8,8 +8,9 @@ use crate::compute::operand::{RowSet, WeightId};
 use crate::compute::step::StepView;
 use crate::tensor::{Matrix, math};
 
-/// Returns a number that orders scores: the larger score has the larger one, both zeros the same,
-/// and a NaN the largest, so that it is chosen and shows.
+/// Maps a score to an integer of the same order.
+///
+/// Both zeros are equal. NaN is the largest, so that it is chosen and appears in the output.
 #[inline(always)]
 pub fn order(score: f32) -> u32 {
     let bits = if score == 0.0 { 0 } else { score.to_bits() };
@@ -20,7 +21,7 @@ pub fn order(score: f32) -> u32 {
     }
 }
 
-/// [`Op::Choose`](crate::compute::Op::Choose) for one row.
+/// Runs [`Op::Choose`](crate::compute::Op::Choose) for one row.
 pub fn choose(buffers: &Buffers, op: &Choose, r: usize) {
     let Choose { scores, factors, experts, used, chosen, weights } = *op;
     // SAFETY: one thread works on the row; inputs are not written by this op.
@@ -35,7 +36,7 @@ pub fn choose(buffers: &Buffers, op: &Choose, r: usize) {
     choose_row(scores, factors, chosen, weights);
 }
 
-/// Writes the experts of one row in rising order, as many as `chosen` holds, and their weights.
+/// Writes the `chosen.len()` experts of one row in ascending order, and their weights.
 pub fn choose_row(scores: &[f32], factors: &[f32], chosen: &mut [u32], weights: &mut [f32]) {
     let (experts, used) = (scores.len(), chosen.len());
     let mut taken = [false; MAX_EXPERTS];
@@ -64,7 +65,7 @@ pub fn choose_row(scores: &[f32], factors: &[f32], chosen: &mut [u32], weights: 
     }
 }
 
-/// [`Op::Experts`](crate::compute::Op::Experts) for all rows.
+/// Runs [`Op::Experts`](crate::compute::Op::Experts) for all rows.
 pub fn experts(buffers: &Buffers, op: &Experts, weights: &[Matrix<'static>], step: &StepView<'_>) {
     let width = op.width(weights[op.first().0 as usize].rows);
     for slot in step.live(RowSet::Slots(op.used)) {
@@ -104,7 +105,7 @@ pub fn experts(buffers: &Buffers, op: &Experts, weights: &[Matrix<'static>], ste
     }
 }
 
-/// [`Op::Combine`](crate::compute::Op::Combine) for one row.
+/// Runs [`Op::Combine`](crate::compute::Op::Combine) for one row.
 #[inline(always)]
 pub fn combine(buffers: &Buffers, op: &Combine, r: usize) {
     let Combine { parts, weights, used, dim, out } = *op;

@@ -3,8 +3,9 @@
 use crate::compute::act::{ActValues, ActView};
 use crate::tensor::{Group, Matrix, math};
 
-/// `out[r, n] = act row r times weight row n`, f32 `[act.rows, m.rows]`; see `cpu::linear` for the
-/// order of operations.
+/// Matrix product: `out[r, n] = act row r times weight row n`, f32 `[act.rows, m.rows]`.
+///
+/// `cpu::linear` defines the order of operations.
 pub fn linear(m: &Matrix<'_>, act: &ActView<'_>, out: &mut [f32]) {
     assert_eq!((act.cols, out.len()), (m.cols, act.rows * m.rows));
     let (mut weights, mut codes) = (vec![0.0; m.cols], vec![0; m.cols]);
@@ -27,8 +28,9 @@ pub fn linear(m: &Matrix<'_>, act: &ActView<'_>, out: &mut [f32]) {
     }
 }
 
-/// Returns the largest sum of the sizes of a product's terms, for each row of int8 activations.
-/// Scaled sums and minima cancel each other, so a product may be much smaller.
+/// Returns the largest sum of absolute terms over the products of each row of int8 activations.
+///
+/// Scaled sums and minima cancel each other, so the product itself may be much smaller.
 pub fn sizes(m: &Matrix<'_>, act: &ActView<'_>) -> Vec<f32> {
     let (mut sizes, mut codes) = (vec![0f32; act.rows], vec![0; m.cols]);
     for n in 0..m.rows {
@@ -39,8 +41,8 @@ pub fn sizes(m: &Matrix<'_>, act: &ActView<'_>) -> Vec<f32> {
     sizes
 }
 
-/// Row `r` of int8 activations times weight row `n`, whose integers are `codes`. `factor` maps the
-/// factors of each term.
+/// Returns row `r` of int8 activations times weight row `n` with the integers `codes`. `factor`
+/// maps the factors of each term, for example to absolute values.
 fn row(
     m: &Matrix<'_>,
     n: usize,
@@ -70,7 +72,7 @@ fn row(
     y
 }
 
-/// `out = gelu_tanh(gate) * up`, f32 `[act.rows, gate.rows]`.
+/// Gated product: `out = gelu_tanh(gate) * up`, f32 `[act.rows, gate.rows]`.
 pub fn gate_up(
     gate: &Matrix<'_>,
     act_gate: &ActView<'_>,

@@ -1,5 +1,6 @@
-//! The scalar twin of every kernel, on the executor's own buffers, one row after the other. Slow
-//! and plain on purpose: `--check` and the tests hold the fast kernels to these, bit for bit.
+//! Scalar twins of all kernels on the executor's own buffers, one row after the other. They are
+//! deliberately slow and plain: `--check` and the tests compare the fast kernels with them, bit for
+//! bit.
 
 pub mod attention;
 pub mod experts;
@@ -22,7 +23,7 @@ use crate::tensor::{Matrix, is_place, math};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// The whole of `op`, run by its definition. `weights` are the canonical matrices by
+/// Runs `op` by its definition. `weights` are the canonical matrices, indexed by
 /// [`super::WeightId`].
 pub fn run(
     op: &Op,
@@ -65,7 +66,7 @@ pub fn run(
     }
 }
 
-/// [`Op::Embed`] for one row.
+/// Runs [`Op::Embed`] for one row.
 fn embed(
     buffers: &Buffers,
     op: &Embed,
@@ -83,12 +84,11 @@ fn embed(
     out.iter_mut().for_each(|v| *v *= op.scale);
 }
 
-/// [`Op::Norm`] for one row.
+/// Runs [`Op::Norm`] for one row.
 fn norm(buffers: &Buffers, op: &Norm, step: &StepView<'_>, r: usize) {
     let Norm { x, add, scale, w, eps, dim, out, rows } = *op;
     let from = source_row(rows, step, r);
-    // SAFETY: the caller runs alone; both rows that are written and what is read are different
-    // buffers.
+    // SAFETY: the caller runs alone. The two written rows and the inputs are in different buffers.
     unsafe {
         let w: &[f32] = buffers.slice(w, 0, dim);
         let add = add.map(|(y, w)| rows::Added {
@@ -105,7 +105,7 @@ fn norm(buffers: &Buffers, op: &Norm, step: &StepView<'_>, r: usize) {
     }
 }
 
-/// [`Op::Linear`] for all rows.
+/// Runs [`Op::Linear`] for all rows.
 fn linear_jobs(buffers: &Buffers, op: &Linear, weights: &[Matrix<'static>], step: &StepView<'_>) {
     let live = step.live(op.rows);
     for job in &op.jobs {
@@ -119,7 +119,7 @@ fn linear_jobs(buffers: &Buffers, op: &Linear, weights: &[Matrix<'static>], step
     }
 }
 
-/// [`Op::GateUp`] for all rows.
+/// Runs [`Op::GateUp`] for all rows.
 fn gate_up(buffers: &Buffers, op: &GateUp, weights: &[Matrix<'static>], step: &StepView<'_>) {
     let live = step.live(RowSet::All);
     let (gate, up) = (&weights[op.gate.0 as usize], &weights[op.up.0 as usize]);
@@ -140,12 +140,12 @@ fn gate_up(buffers: &Buffers, op: &GateUp, weights: &[Matrix<'static>], step: &S
     }
 }
 
-/// [`Op::Concat`] for one row.
+/// Runs [`Op::Concat`] for one row.
 #[inline(always)]
 pub fn concat(buffers: &Buffers, op: &Concat, step: &StepView<'_>, r: usize) {
     let Concat { left, right, dim, out } = *op;
     let parent = step.parents[r] as usize;
-    // SAFETY: one thread writes row r of the output; both inputs are read only.
+    // SAFETY: one thread writes row r of the output; both inputs are only read.
     unsafe {
         let out: &mut [f32] = buffers.slice_mut(out, 2 * r * dim, 2 * dim);
         out[..dim].copy_from_slice(buffers.slice(left, r * dim, dim));
@@ -153,7 +153,7 @@ pub fn concat(buffers: &Buffers, op: &Concat, step: &StepView<'_>, r: usize) {
     }
 }
 
-/// [`Op::Attention`] for one head of one row; `path` holds the rows of the root ... row itself.
+/// Runs [`Op::Attention`] for one head of one row. `path` holds the rows from the root to the row.
 fn attend(
     buffers: &Buffers,
     op: &Attention,
@@ -177,7 +177,7 @@ fn attend(
     }
 }
 
-/// The row of the residual stream that row `r` of a row set stands for.
+/// Returns the row of the residual stream that belongs to row `r` of a row set.
 pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
     match rows {
         RowSet::All | RowSet::Slots(_) => r,
@@ -185,17 +185,17 @@ pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
     }
 }
 
-/// Rows of prepared activations.
+/// Returns a view of rows of prepared activations.
 ///
 /// # Safety
-/// No thread writes them while the view lives.
+/// No thread writes these rows while the view lives.
 pub unsafe fn act_view<'a>(
     buffers: &'a Buffers,
     act: &Act,
     rows: std::ops::Range<usize>,
 ) -> ActView<'a> {
     let groups = act.format.groups(act.cols);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds this function's contract.
     unsafe {
         ActView {
             rows: rows.len(),
@@ -219,7 +219,7 @@ pub unsafe fn act_view<'a>(
     }
 }
 
-/// [`Op::Prepare`] for one row.
+/// Runs [`Op::Prepare`] for one row.
 #[inline(always)]
 pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, r: usize) {
     let cols = act.cols;
@@ -256,15 +256,15 @@ pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, r: usize) {
     }
 }
 
-/// Largest head dimension that the kernels take.
+/// Largest head dimension that the kernels support.
 pub const MAX_HEAD_DIM: usize = 512;
 
-/// [`Op::Rope`] for one row.
+/// Runs [`Op::Rope`] for one row.
 #[inline(always)]
 pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
     let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
-    // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
+    // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is only read.
     unsafe {
         let angles: &[f32] = buffers.slice(*rope_table, r * dim, dim);
         let (cos, sin) = angles.split_at(dim / 2);
@@ -324,10 +324,10 @@ pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
     }
 }
 
-/// Writes `column[d]` to element `at(d)`.
+/// Writes `column[d]` to element `at(d)` for each d.
 ///
 /// # Safety
-/// No other code touches those elements.
+/// No other code accesses those elements.
 #[inline(always)]
 unsafe fn scatter<T: bytemuck::Pod>(
     buffers: &Buffers,
@@ -336,12 +336,12 @@ unsafe fn scatter<T: bytemuck::Pod>(
     column: &[T],
 ) {
     for (d, value) in column.iter().enumerate() {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { buffers.slice_mut::<T>(id, at(d), 1)[0] = *value };
     }
 }
 
-/// [`Op::Cap`] for some logits of a row.
+/// Runs [`Op::Cap`] for a range of a row's logits.
 #[inline(always)]
 pub fn cap(buffers: &Buffers, op: &Cap, r: usize, part: std::ops::Range<usize>) {
     // SAFETY: one thread works on these logits.
@@ -350,7 +350,7 @@ pub fn cap(buffers: &Buffers, op: &Cap, r: usize, part: std::ops::Range<usize>) 
     logits.iter_mut().for_each(|v| *v = math::soft_cap(*v, op.cap));
 }
 
-/// [`Op::Best`] for all selected rows.
+/// Runs [`Op::Best`] for all selected rows.
 pub fn best(buffers: &Buffers, step: &StepView<'_>, op: &Best) {
     let Best { logits, vocab, maxima, lists } = *op;
     for r in step.live(RowSet::Selected) {
@@ -365,7 +365,7 @@ pub fn best(buffers: &Buffers, step: &StepView<'_>, op: &Best) {
     }
 }
 
-/// [`Op::Commit`] for one layer.
+/// Runs [`Op::Commit`] for one layer.
 pub fn commit(buffers: &Buffers, kv: &KvLayer, max_rows: usize, step: &StepView<'_>) {
     match kv.format {
         KvFormat::F32 => commit_as::<u32>(buffers, kv, max_rows, step),

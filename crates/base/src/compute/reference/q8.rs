@@ -1,8 +1,8 @@
-//! Twins of the int8 cache: how keys, values and queries are rounded, and the score of one key.
+//! Twins of the int8 cache: quantisation of keys, values and queries, and the score of one key.
 //!
-//! A key or value is rounded once, when its row is evaluated: uncommitted rows are read as they
-//! will be read from the cache. Codes of keys meet queries as integers. The integers of
-//! queries have 16 bits, so that the cache alone loses precision. Any order sums them up exactly.
+//! A key or value is quantised once, when its row is evaluated. Uncommitted rows are therefore read
+//! with the same codes as later from the cache. Scores multiply integer codes. Codes of queries
+//! have 16 bits, so that only the cache loses precision. Their integer sums are exact in any order.
 
 use super::rows;
 use crate::tensor::math::{self, Scale};
@@ -11,22 +11,23 @@ use half::f16;
 /// Largest code of a query.
 const QUERY_MAX: f32 = 32767.0;
 
-/// The scale of a group whose largest magnitude is `max`: a 127th of it, as f16. NaN where an f16
-/// is too small for it.
+/// Returns the scale of a group with largest magnitude `max`: `max / 127` as f16. NaN if f16 cannot
+/// represent it.
 #[inline(always)]
 pub fn scale_of(max: f32) -> f16 {
     let scale = f16::from_f32(Scale::of(max).step(rows::MAX));
     if scale.is_finite() { scale } else { f16::NAN }
 }
 
-/// Returns the factor that turns a value into a code; `None` where all codes are 0. Codes belong
-/// to the scale as stored, not to the scale before rounding.
+/// Returns the factor from a value to its code; `None` if all codes are 0.
+///
+/// It is the inverse of the stored scale, not of the scale before rounding to f16.
 #[inline(always)]
 pub fn inverse(scale: f16) -> Option<f32> {
     (scale.to_f32() > 0.0).then(|| 1.0 / scale.to_f32())
 }
 
-/// One group of a key or value to int8, halves to even; returns the scale.
+/// Quantises one group of a key or value to int8, halves to even. Returns the scale.
 pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> f16 {
     let scale = scale_of(math::max_abs(values));
     let Some(inv) = inverse(scale) else {
@@ -39,20 +40,21 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> f16 {
     scale
 }
 
-/// A query to 16 bits; returns what its codes are multiplied by.
+/// Quantises a query to 16 bits. Returns the scale of its codes.
 #[inline(always)]
 pub fn quantize_query(q: &[f32], codes: &mut [i16]) -> f32 {
     let scale = Scale::of(math::max_abs(q));
     let inv = scale.inverse(QUERY_MAX);
-    // Without codes the factor is 0, and the product 0 or NaN. Both become 0.
+    // The factor is 0 if there are no codes. Then the product is 0 or NaN, and the cast makes it 0.
     for (c, q) in codes.iter_mut().zip(q) {
         *c = (q * inv).round_ties_even() as i16;
     }
     scale.step(QUERY_MAX)
 }
 
-/// Dot product of a query's codes with a key's, `scales` one a group: a group's integers fit i32,
-/// and groups are joined in order.
+/// Returns the dot product of a query's codes with a key's, with one of `scales` per group.
+///
+/// The integer sum of a group fits i32. Groups are added in order.
 pub fn dot(query: &[i16], key: impl Fn(usize) -> i8, scales: impl Iterator<Item = f32>) -> f32 {
     let mut sum = 0f32;
     let scales: Vec<f32> = scales.collect();
@@ -106,7 +108,7 @@ mod tests {
         assert_eq!(query, [-32767, 16384, 32767]);
     }
 
-    /// The largest sums of one group, whatever the sign, still fit.
+    /// The largest possible sums of one group fit i32, with either sign.
     #[test]
     fn integer_sums_fit() {
         let dot = dot(&[-32767; 32], |_| -128, std::iter::once(1.0));

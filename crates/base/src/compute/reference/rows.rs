@@ -13,7 +13,7 @@ pub struct Added<'a> {
     pub scale: f32,
 }
 
-/// Adds to `x` where something is given, then `out = rmsnorm(x) * w`.
+/// Applies `add` to `x` if present, then computes `out = rmsnorm(x) * w`.
 #[inline(always)]
 pub fn norm(x: &mut [f32], add: Option<Added<'_>>, w: &[f32], eps: f32, out: &mut [f32]) {
     if let Some(Added { out, w, scale }) = add {
@@ -28,7 +28,7 @@ pub fn norm(x: &mut [f32], add: Option<Added<'_>>, w: &[f32], eps: f32, out: &mu
     }
 }
 
-/// Hadamard in place where the format asks for it.
+/// Applies the Hadamard transform in place if the format requires it.
 #[inline(always)]
 pub fn rotate_input(row: &mut [f32], format: ActFormat) {
     if format.hadamard {
@@ -39,13 +39,16 @@ pub fn rotate_input(row: &mut [f32], format: ActFormat) {
 /// Largest code of an activation.
 pub const MAX: f32 = 127.0;
 
-/// 1.5 * 2^23: a float of small size plus this is a whole number.
+/// 1.5 * 2^23: adding it to a small float rounds to a whole number.
 pub const WHOLE: f32 = 12_582_912.0;
 
-/// Activations that share a scale to int8, halves to even; returns the scale and the sum of the
-/// codes. The largest of them becomes 127. With several `tried` it becomes the one of so many
-/// numbers from there down that has the least sum of squared errors, and the scale is the one that
-/// fits the codes best. See [`Scale`] for groups of zeros and of what is not finite.
+/// Quantises activations that share a scale to int8, halves to even. Returns the scale and the sum
+/// of the codes.
+///
+/// With `tried` 1, the largest value becomes 127. Otherwise the codes 127, 126, ... (`tried` of
+/// them) are tried for the largest value, and the one with the least sum of squared errors is used.
+/// The scale is then the one that fits the codes best. See [`Scale`] for groups of zeros and of
+/// non-finite values.
 #[inline(always)]
 pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
     let scale = Scale::of(math::max_abs(values));
@@ -68,22 +71,22 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
     (scale.step(top) * fit, codes.iter().map(|c| *c as i32).sum())
 }
 
-/// Returns the factor of a scale that fits a group's codes to its values by least squares.
-/// `products` are the sums of each code times its number before rounding, by lanes.
+/// Returns the correction factor of a scale that fits a group's codes to its values by least
+/// squares. `products` are the sums, per lane, of each code times its value before rounding.
 #[inline(always)]
 pub fn fit(products: &[f32; LANES], codes: &[i8]) -> f32 {
     let squares: i32 = codes.iter().map(|c| *c as i32 * *c as i32).sum();
     products.iter().sum::<f32>() / squares as f32
 }
 
-/// The codes that are tried for the largest value of a group.
+/// Returns the candidate codes for the largest value of a group.
 #[inline(always)]
 pub fn tops() -> [f32; TRIED] {
     std::array::from_fn(|i| MAX - i as f32)
 }
 
-/// Returns the sums of squared errors of a group's codes relative to the code of the largest value,
-/// for each of [`tops`].
+/// Returns the sum of squared errors of a group's codes for each of [`tops`], relative to the code
+/// of the largest value.
 #[inline(always)]
 pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
     tops().map(|top| {
@@ -99,7 +102,7 @@ pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
     })
 }
 
-/// Returns the one of [`tops`] with the least error: the first one of several.
+/// Returns the candidate of [`tops`] with the least error, the first one on ties.
 #[inline(always)]
 pub fn best_top(errors: [f32; TRIED]) -> f32 {
     let (mut least, mut best) = (f32::INFINITY, MAX);
@@ -111,14 +114,15 @@ pub fn best_top(errors: [f32; TRIED]) -> f32 {
     best
 }
 
-/// RMSNorm of one head, then rotation of its halves by the row's angles (`cos` and `sin` are
-/// `[head_dim / 2]`).
+/// RMSNorm of one head, then rotation of its halves by the row's angles.
+///
+/// `cos` and `sin` are `[head_dim / 2]`.
 #[inline(always)]
 pub fn norm_rope(head: &mut [f32], w: &[f32], eps: f32, cos: &[f32], sin: &[f32]) {
     let inv = math::inv_rms(head, eps);
     let half = head.len() / 2;
     let (a, b) = head.split_at_mut(half);
-    // Equal lengths, said so that the loop has no bounds to check.
+    // Slices of equal lengths remove the bounds checks from the loop.
     let (b, w_a, w_b, cos, sin) =
         (&mut b[..half], &w[..half], &w[half..][..half], &cos[..half], &sin[..half]);
     for i in 0..half {
@@ -167,7 +171,7 @@ mod tests {
         assert!(errors[1] < errors[0]);
     }
 
-    /// Pairs are numbers of the complex plane, which rotation turns counter-clockwise.
+    /// Pairs are complex numbers, which the rotation turns counter-clockwise.
     #[test]
     fn rope_norms_a_head_and_turns_its_pairs() {
         let (angles, w) = ([0.0, 0.3, 1.2, 2.5f64], [1.0, 0.5, 2.0, 1.5, 3.0, 1.0, 0.25, 0.75f32]);

@@ -1,5 +1,4 @@
-//! A pass cut where its side changes: runs of dispatches, and between them the rows that the other
-//! side goes on with.
+//! Cuts a pass where the executor changes: runs of dispatches, and copies of rows between them.
 
 use crate::compute::operand::{BufferId, RowSet};
 use crate::compute::plan::Dispatch;
@@ -17,22 +16,22 @@ impl Side {
     pub const BOTH: [Side; 2] = [Side::Device, Side::Host];
 }
 
-/// One step of a pass that is spread over two executors.
+/// One step of a pass that is split over two executors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
     Run(Side, Vec<Dispatch>),
-    /// The live rows of this set go from the other side to this one.
+    /// Copies the live rows of this set from the other side to this side.
     Copy(BufferId, RowSet, Side),
 }
 
 /// Cuts a list of dispatches, each with its side.
 ///
-/// Before a pass both sides hold the same (what the caller wrote went to both). A buffer that one
-/// side has written since is copied when the other reads it: in front of the run of dispatches that
-/// does, since whatever wrote it ran before.
+/// Before a pass both sides hold the same data, since the caller's writes went to both. A buffer
+/// written by one side is copied before the first run of dispatches on the other side that reads
+/// it.
 pub fn cut(list: Vec<(Side, Dispatch)>) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    // Buffers of which only one side has the newest rows.
+    // Buffers with newer rows on one side than on the other.
     let mut newest: HashMap<BufferId, (Side, RowSet)> = HashMap::new();
     let mut list = list.into_iter().peekable();
     while let Some((side, first)) = list.next() {
@@ -96,8 +95,8 @@ mod tests {
         ];
         let copies: Vec<Piece> =
             cut(list).into_iter().filter(|p| matches!(p, Piece::Copy(..))).collect();
-        // 0 was written in place on the device, 2 there as a result; 4 by the host for selected
-        // rows; 2 is still on both sides.
+        // Buffer 0 was changed in place on the device, 2 was written there as a result. The host
+        // wrote 4 for selected rows. Buffer 2 is still valid on both sides.
         let want = [(0, All, Host), (2, All, Host), (4, Selected, Device)];
         assert_eq!(copies, want.map(|(id, rows, side)| Piece::Copy(BufferId(id), rows, side)));
     }

@@ -1,18 +1,18 @@
 //! One model on two executors: the first layers and the head on a device, the other layers on the
 //! host.
 //!
-//! The head goes to the device with the first layer: it is the largest matrix, every pass reads all
-//! of it, and the lists of the best logits are made where the logits are. A table that serves as
-//! embedding and head is there with it; one that is only looked up stays on the host, where its
-//! rows cost nothing. So a pass crosses twice: the residual stream behind the device's layers, and
-//! the normed rows that the head reads. Activations that were prepared for a kernel never cross.
+//! The head is on the device with the first layer: it is the largest matrix, every pass reads all
+//! of it, and the lists of the best logits are made there. A table that is both embedding and head
+//! is there too. A separate embedding table stays on the host, where looking up rows is cheap. A
+//! pass therefore crosses twice: with the residual stream after the device's layers, and with the
+//! normed rows that the head reads. Prepared activations never cross, since their layout depends on
+//! the executor.
 //!
-//! Buffers are allocated when the first plan that uses them is recorded, on the sides where it
-//! does.
+//! Buffers are allocated when the first plan that uses them is recorded, on the sides that use
+//! them.
 //!
-//! A plan that is started runs up to the first piece at which the device is left working: there the
-//! processor has nothing to do, and a waiting caller may use it. The pieces after it run when the
-//! plan is finished.
+//! `start` runs a plan up to the first piece that a device computes in the background. The
+//! processor is then free for the caller. `finish` runs the remaining pieces.
 
 pub mod cut;
 
@@ -33,11 +33,11 @@ use std::sync::Arc;
 struct Buffer {
     label: String,
     bytes: usize,
-    /// Its place on the device and on the host, where it has one.
+    /// Its buffers on the device and on the host, if allocated.
     at: [Option<BufferId>; 2],
-    /// Written before it had a place.
+    /// Writes that came before the buffer was allocated.
     early: Vec<(usize, Vec<u8>)>,
-    /// Where its newest content is once a plan has run.
+    /// Side with the newest content after a plan has run.
     home: Side,
 }
 
@@ -56,17 +56,17 @@ struct Pass {
 /// A plan that was started.
 struct Begun {
     plan: PlanId,
-    /// The piece that comes next, and who was left working at the one before.
+    /// Index of the next piece, and the side that still works on the one before.
     next: usize,
     running: Option<Side>,
-    /// Rows of the step, all and selected.
+    /// Rows of the step: all live rows, and selected rows.
     live: [Range<usize>; 2],
 }
 
 /// Two executors as one.
 pub struct SplitExecutor {
     sides: [Box<dyn Executor>; 2],
-    /// Layers on the device, and in all.
+    /// Layers on the device, and layers in total.
     layers: [u16; 2],
     buffers: Vec<Buffer>,
     weights: Vec<(Side, WeightId)>,
@@ -78,7 +78,7 @@ pub struct SplitExecutor {
 }
 
 impl SplitExecutor {
-    /// The first `on_device` of `layers` layers and the head go to `device`.
+    /// Assigns the first `on_device` of `layers` layers and the head to `device`.
     pub fn new(
         device: Box<dyn Executor>,
         host: Box<dyn Executor>,
@@ -97,7 +97,7 @@ impl SplitExecutor {
         }
     }
 
-    /// One of the two.
+    /// Returns one of the two executors.
     pub fn side(&self, side: Side) -> &dyn Executor {
         self.sides[side as usize].as_ref()
     }
@@ -110,7 +110,7 @@ impl SplitExecutor {
         }
     }
 
-    /// Each dispatch with its side, commits divided.
+    /// Assigns a side to each dispatch. Commits are divided by side.
     fn sided(&self, plan: Plan) -> Vec<(Side, Dispatch)> {
         let named = |d: &Dispatch| match (d.layer, d.op.weight()) {
             (Some(layer), _) => Some(self.side_of(Part::Layer(layer))),
@@ -130,9 +130,10 @@ impl SplitExecutor {
             let before = || out.last().map(|(side, _)| *side);
             let after = || plan.dispatches[i..].iter().find_map(named);
             let side = match &dispatch.op {
-                // Prepared where it is read: its layout is the kernels' business.
+                // Prepared on the side that reads it, since its layout depends on the kernels.
                 Op::Prepare(_) => after().or_else(before),
-                // A norm of no layer follows the last one: its result is half of what it reads.
+                // A norm without a layer follows the last layer: half of its input comes from
+                // there.
                 _ => named(dispatch).or_else(before),
             };
             out.push((side.unwrap_or(Side::Host), dispatch.clone()));
@@ -140,7 +141,7 @@ impl SplitExecutor {
         out
     }
 
-    /// The buffer's place on a side.
+    /// Returns the buffer's id on a side; allocates it at first use.
     fn place(&mut self, id: BufferId, side: Side) -> Result<BufferId> {
         let buffer = &mut self.buffers[id.0 as usize];
         if let Some(at) = buffer.at[side as usize] {
@@ -163,7 +164,7 @@ impl SplitExecutor {
         Ok(at)
     }
 
-    /// The dispatches in the words of a side.
+    /// Translates the buffer and weight ids of dispatches to those of a side.
     fn translate(&mut self, side: Side, mut dispatches: Vec<Dispatch>) -> Result<Plan> {
         let mut failed = Ok(());
         for dispatch in &mut dispatches {
@@ -182,8 +183,9 @@ impl SplitExecutor {
         failed.map(|()| Plan { dispatches })
     }
 
-    /// The rows of a buffer up to the last live one, from the other side to `to`. Rows of a narrow
-    /// layer lie closer together than those of the widest, for which the buffer is.
+    /// Copies the rows of a buffer up to the last live one from the other side to `to`.
+    ///
+    /// The buffer is sized for the widest layer. Rows of a narrower layer are closer together.
     fn copy(&mut self, id: BufferId, rows: Range<usize>, max_rows: usize, to: Side) -> Result<()> {
         let buffer = &self.buffers[id.0 as usize];
         let width = buffer.bytes / max_rows;
@@ -196,8 +198,9 @@ impl SplitExecutor {
         self.sides[to as usize].write(at, 0, &self.crossing)
     }
 
-    /// Runs pieces of the plan that was started, up to one at which a side is left working, or to
-    /// the end: then nobody is.
+    /// Runs pieces of the started plan until a side works in the background, or to the end.
+    ///
+    /// Returns whether a side is working.
     fn advance(&mut self) -> Result<bool> {
         let Some(mut begun) = self.begun.take() else { return Ok(false) };
         if let Some(side) = begun.running.take() {
@@ -225,7 +228,7 @@ impl SplitExecutor {
         Ok(false)
     }
 
-    /// Where the newest content of a buffer is.
+    /// Returns the side and id with the newest content of a buffer.
     fn newest(&self, id: BufferId) -> Option<(Side, BufferId)> {
         let buffer = &self.buffers[id.0 as usize];
         let sides = [buffer.home, Side::Device, Side::Host].into_iter();
@@ -238,7 +241,7 @@ impl Executor for SplitExecutor {
         let [device, host] = self.sides.each_ref().map(|s| s.caps());
         Caps {
             max_rows: device.max_rows.min(host.max_rows),
-            // The head is there.
+            // The head is on the device.
             lists_best: device.lists_best,
             is_dry: device.is_dry && host.is_dry,
         }
@@ -346,7 +349,7 @@ impl Executor for SplitExecutor {
     }
 }
 
-/// Reports add up both sides.
+/// Reports the sums over both sides.
 impl Reports for SplitExecutor {
     fn report(&self) -> Report {
         let [device, host] = self.sides.each_ref().map(|side| side.report());
@@ -355,7 +358,7 @@ impl Reports for SplitExecutor {
             weights: a.weights + b.weights,
             buffers: a.buffers + b.buffers,
         };
-        // Kernels of one name count together, wherever they ran.
+        // Times of kernels with the same name are added, regardless of their side.
         let mut kernels = device.kernels;
         host.kernels.into_iter().for_each(|time| time.add_to(&mut kernels));
         Report {
@@ -380,7 +383,7 @@ impl Reports for SplitExecutor {
         self.sides.iter_mut().for_each(|s| s.start_profile());
     }
 
-    /// As a pass over all weights meets it.
+    /// Returns the bandwidth of a pass over all weights: total bytes divided by total seconds.
     fn read_bandwidth(&mut self) -> Option<f64> {
         let bytes = Side::BOTH.map(|s| self.side(s).report().held.weights as f64);
         let mut seconds = 0.0;
@@ -390,7 +393,7 @@ impl Reports for SplitExecutor {
         (seconds > 0.0).then(|| (bytes[0] + bytes[1]) / seconds)
     }
 
-    /// The device's bandwidth: the host's layers stay where they are read to.
+    /// Returns the device's bandwidth. The host's layers are not copied after they are read.
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.sides[Side::Device as usize].upload_bandwidth()
     }

@@ -1,7 +1,7 @@
-//! The processor's name in the text of Linux's /proc/cpuinfo.
+//! Parses the processor's name from the text of Linux's /proc/cpuinfo.
 
-/// Cores of ARM64 processors: implementer, part and name. The numbers are those of the register
-/// MIDR_EL1, as util-linux's `lscpu` knows them.
+/// Cores of ARM64 processors: implementer, part and name. The numbers are fields of the register
+/// MIDR_EL1, as in util-linux's `lscpu`.
 const CORES: [(u32, u32, &str); 40] = [
     (0x41, 0xd03, "Cortex-A53"),
     (0x41, 0xd04, "Cortex-A35"),
@@ -45,8 +45,9 @@ const CORES: [(u32, u32, &str); 40] = [
     (0xc0, 0xac3, "Ampere-1"),
 ];
 
-/// Returns the processor's name: that of the model, or on ARM64, which has none, those of the
-/// different cores.
+/// Returns the processor's model name.
+///
+/// ARM64 has none: the result lists the names of its different cores.
 pub fn processor_name(text: &str) -> Option<String> {
     let fields = || {
         let lines = text.lines().filter_map(|line| line.split_once(':'));

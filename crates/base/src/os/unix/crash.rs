@@ -1,5 +1,5 @@
-//! Ends that no code returns from: a mapped file that shrinks or cannot be read, and memory that
-//! the system refuses. [`watch`] has each of them print a message and end with an exit code.
+//! Crashes that no code returns from: a mapped file that shrinks or cannot be read, and memory that
+//! the system refuses. [`watch`] installs handlers that print a message and end with an exit code.
 
 use super::terminal;
 pub use crate::os::allocator::Allocator;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that an allocation was refused, for the abort that follows.
+/// Notes a refused allocation, for the handler of the abort that follows.
 pub fn note_refusal() {
     REFUSED.store(true, Ordering::Relaxed);
 }
@@ -20,8 +20,8 @@ pub fn watch(report: CrashReport) {
     let handlers: [(i32, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)); 2] =
         [(libc::SIGBUS, on_bus_error), (libc::SIGABRT, on_abort)];
     for (signal, handler) in handlers {
-        // SAFETY: plain data that is filled here; the handlers have the signature that SA_SIGINFO
-        // asks for, and live as long as the program.
+        // SAFETY: the structure is plain data that is filled here. The handlers have the signature
+        // that SA_SIGINFO requires, and live as long as the program.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as usize;
@@ -35,15 +35,15 @@ pub fn watch(report: CrashReport) {
 /// Writes parts of a message to standard error, without allocating or locking.
 pub fn say(parts: &[&str]) {
     for part in parts {
-        // SAFETY: the bytes are alive; a failure to write has nowhere to be reported.
+        // SAFETY: the bytes are alive. A failed write cannot be reported.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
 }
 
-/// Handles a page of a mapping that could not be read.
+/// Handles SIGBUS: a page of a mapping could not be read.
 ///
-/// The signal is the reading instruction's own: the thread was not inside an allocation or a lock
-/// of the library, so that this may open files and allocate.
+/// The reading instruction raised the signal, so the thread was not inside an allocation or a lock
+/// of the library. The handler may therefore open files and allocate.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid structure, and for SIGBUS it has an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
@@ -54,8 +54,8 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
-/// Handles an abort: the standard library aborts where an allocation was refused or a stack
-/// overflowed. Nothing here allocates: there may be no memory for it.
+/// Handles SIGABRT, which the standard library raises after a refused allocation or a stack
+/// overflow. Does not allocate, since memory may be exhausted.
 extern "C" fn on_abort(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     if REFUSED.load(Ordering::Relaxed) { end(&Crash::OutOfMemory) } else { die_of(signal) }
 }
@@ -68,11 +68,11 @@ fn mapped_file(address: usize) -> Option<String> {
         let number = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
         ends.is_some_and(|(start, end)| (number(start)..number(end)).contains(&address))
     })?;
-    // Address, permissions, offset, device, inode, and a path that may have spaces.
+    // Address, permissions, offset, device, inode, and a path that may contain spaces.
     line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)").to_owned())
 }
 
-/// Ends the process without destructors and exit handlers: other threads run on meanwhile.
+/// Ends the process without destructors and exit handlers, because other threads still run.
 fn end(crash: &Crash) -> ! {
     let code = exit::report(crash);
     terminal::restore();
@@ -80,9 +80,9 @@ fn end(crash: &Crash) -> ! {
     unsafe { libc::_exit(i32::from(code)) }
 }
 
-/// Does what the signal does without a handler.
+/// Performs the signal's default action.
 fn die_of(signal: i32) {
-    // SAFETY: plain calls on numbers; returning from the handler repeats what raised the signal.
+    // SAFETY: plain calls on numbers. Returning from the handler repeats the cause of the signal.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
@@ -99,7 +99,7 @@ mod tests {
         let path = dir.path().join("a file");
         std::fs::write(&path, [7; 100]).unwrap();
         let file = std::fs::File::open(&path).unwrap();
-        // SAFETY: no other code knows the file.
+        // SAFETY: no other code accesses the file.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         let named = mapped_file(map.as_ptr() as usize + 50).unwrap();
         assert_eq!(std::path::Path::new(&named), path.canonicalize().unwrap());

@@ -1,6 +1,8 @@
-//! The C library's calls that tests make fail. Each function here takes the place of the C
-//! library's own in a build with the feature `testing`, for this program and its libraries alike,
-//! and asks [`testing::fails`] before it goes to the kernel.
+//! C library calls that tests make fail.
+//!
+//! In a build with the feature `testing`, each function here replaces the C library's function of
+//! the same name, for this program and its libraries. It asks [`testing::fails`] before it makes
+//! the system call.
 
 use crate::testing::{self, PAGE, Point};
 use libc::{c_char, c_int, c_long, c_uint, c_void, mode_t, off64_t, size_t, ssize_t};
@@ -8,10 +10,10 @@ use libc::{c_char, c_int, c_long, c_uint, c_void, mode_t, off64_t, size_t, ssize
 /// Sets the error of the C library and returns -1, or kills the process.
 fn refuse(error: c_int) -> c_long {
     if testing::is_deadly() {
-        // SAFETY: a signal to this process.
+        // SAFETY: sends a signal to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
-    // SAFETY: the address is that of this thread's own error.
+    // SAFETY: the address is that of this thread's own errno.
     unsafe { *libc::__errno_location() = error };
     -1
 }
@@ -21,14 +23,14 @@ macro_rules! calls {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty,
         $point:expr, $error:ident, $number:ident($($passed:expr),*);)*) => {$(
         /// # Safety
-        /// As for the C library's function of this name.
+        /// As for the C library's function of the same name.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
             let point: Option<Point> = $point;
             let result = if point.is_some_and(testing::fails) {
                 refuse(libc::$error)
             } else {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's contract.
                 unsafe { libc::syscall(libc::$number, $($passed),*) }
             };
             result as $result
@@ -61,8 +63,8 @@ calls! {
         Some(Point::Rename), EIO, SYS_renameat2(from_dir, from, to_dir, to, flags);
 }
 
-/// Returns whether the descriptor is a file or a pipe. Terminals, sockets, and the counters that
-/// wake threads are none.
+/// Returns whether the descriptor is a file or a pipe, as opposed to a terminal, a socket, or a
+/// counter that wakes threads.
 fn holds_data(file: c_int) -> bool {
     // SAFETY: the structure is plain numbers, written by the call and read only if it succeeded.
     let mode = unsafe {
@@ -80,7 +82,7 @@ fn written(file: c_int) -> Option<Point> {
 }
 
 /// # Safety
-/// As for the C library's function of this name.
+/// As for the C library's function of the same name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     start: *mut c_void,
@@ -95,7 +97,8 @@ pub unsafe extern "C" fn mmap64(
         return refuse(libc::ENOMEM) as *mut c_void;
     }
     let map = |start: *mut c_void, len: size_t, flags: c_int, at: off64_t| {
-        // SAFETY: the caller's promise, for the whole range and for a page of it alike.
+        // SAFETY: the caller upholds this function's contract for the whole range and for each
+        // page.
         unsafe { libc::syscall(libc::SYS_mmap, start, len, protection, flags, file, at) }
     };
     let mapped = map(start, len, flags, at);
@@ -103,7 +106,7 @@ pub unsafe extern "C" fn mmap64(
         return mapped as *mut c_void;
     }
     if let Some(page) = testing::first_failure(Point::Page, len.div_ceil(PAGE) as u64) {
-        // This page shows a part of the file that lies far behind its end.
+        // This page maps a part of the file far past its end.
         let page = (mapped as usize + page as usize * PAGE) as *mut c_void;
         map(page, PAGE, flags | libc::MAP_FIXED, 1 << 50);
     }
@@ -111,7 +114,7 @@ pub unsafe extern "C" fn mmap64(
 }
 
 /// # Safety
-/// As for the C library's function of this name.
+/// As for the C library's function of the same name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     start: *mut c_void,
@@ -121,6 +124,6 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     at: off64_t,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's contract.
     unsafe { mmap64(start, len, protection, flags, file, at) }
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Fills `out` from byte `at` of the file on. The file's position stays where it is.
+/// Fills `out` with the file's bytes from offset `at`. Keeps the file's position.
 pub fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
     file.read_exact_at(out, at)
 }
@@ -38,24 +38,27 @@ impl FileId {
         Ok(FileId::of_metadata(&file.metadata()?))
     }
 
-    /// Returns the identity of the file that a path leads to; `None` unless it is a regular file.
+    /// Returns the identity of the file at a path; `None` unless it is a regular file.
     pub fn of_path(path: &Path) -> io::Result<Option<FileId>> {
         Ok(FileId::of_metadata(&std::fs::metadata(path)?))
     }
 
-    /// Returns the identity of the file behind standard input; `None` unless it is a regular file.
+    /// Returns the identity of standard input's file; `None` unless it is a regular file.
     pub fn of_stdin() -> io::Result<Option<FileId>> {
         FileId::of_file(&File::from(io::stdin().as_fd().try_clone_to_owned()?))
     }
 }
 
-/// Opens a regular file. Anything else is an error and is not waited for: opening a pipe can block
-/// forever, and a device may have no end.
+/// Opens a regular file.
+///
+/// Fails for anything else without waiting: opening a pipe can block forever, and a device may have
+/// no end.
 pub fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     open_checked(options, OFlags::NONBLOCK, path, std::fs::metadata(path))
 }
 
-/// Opens a regular file like [`open_regular`], but no symbolic link as the last part of the path.
+/// Opens a regular file like [`open_regular`]. Fails if the last part of the path is a symbolic
+/// link.
 pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     open_checked(options, flags, path, std::fs::symlink_metadata(path))
@@ -71,26 +74,26 @@ fn open_checked(
         true => Ok(()),
         false => Err(io::Error::other(NOT_REGULAR)),
     };
-    // Some devices act when they are opened. The file may be another one by then, so the open file
-    // is checked too.
+    // The path is checked first, since opening some devices has side effects. The open file is
+    // checked too, because the path may have changed in between.
     found.map_or(Ok(()), check)?;
     let file = options.custom_flags(flags.bits() as i32).open(path)?;
     check(file.metadata()?)?;
     Ok(file)
 }
 
-/// Returns whether a path names a device or a pipe without being one in the file system. Windows
-/// has such names.
+/// Returns whether a path names a device or a pipe without an entry in the file system. Only
+/// Windows has such names.
 pub fn is_device_name(_: &Path) -> bool {
     false
 }
 
-/// Locks a file for this process, and waits until no other one has it.
+/// Locks a file for this process. Waits until no other process holds the lock.
 pub fn lock(file: &File) -> io::Result<()> {
     file.lock()
 }
 
-/// Locks a file for this process, unless another one has it.
+/// Locks a file for this process, unless another process holds the lock.
 pub fn try_lock(file: &File) -> Result<(), TryLockError> {
     file.try_lock()
 }
@@ -100,23 +103,23 @@ pub fn unlock(file: &File) -> io::Result<()> {
     file.unlock()
 }
 
-/// Puts a temporary file in the place of `path` in one step.
+/// Atomically replaces `path` by a temporary file.
 pub fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.persist(path)?;
     Ok(())
 }
 
-/// Makes a directory that only this user may enter.
+/// Creates a directory that only this user may enter.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Makes a directory and those above it, as far as they are missing, for this user only.
+/// Creates a directory and its missing parents, for this user only.
 pub fn create_private_directories(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Returns whether the path is a directory of this user, and no symbolic link.
+/// Returns whether the path is a directory of this user, not a symbolic link.
 pub fn is_own_directory(path: &Path) -> io::Result<bool> {
     let meta = path.symlink_metadata()?;
     Ok(meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw())
@@ -137,19 +140,20 @@ pub fn user_directory(temporary: &Path) -> PathBuf {
     temporary.join(format!("gemma-{}", rustix::process::geteuid()))
 }
 
-/// Returns whether this user may make files in a directory.
+/// Returns whether this user may create files in a directory.
 pub fn is_writable_directory(path: &Path) -> bool {
     access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
-/// Returns the bytes that this user may still write to the disk of a directory.
+/// Returns the free bytes on a directory's disk that this user may write.
 pub fn free_bytes(directory: &Path) -> Option<u64> {
     let stat = statvfs(directory).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Makes the names in a directory durable, if this user can read it and its file system has the
-/// call for directories.
+/// Makes the names in a directory durable.
+///
+/// Does nothing if this user cannot read it or its file system cannot sync directories.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     let synced = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(()),
@@ -161,37 +165,38 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     })
 }
 
-/// Gives a temporary file the permissions of the file at `path`, or those of a new file.
+/// Sets a temporary file's permissions to those of the file at `path`, or of a new file.
 pub fn take_permissions(builder: &mut tempfile::Builder, path: &Path) {
     let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
     builder.permissions(Permissions::from_mode(mode));
 }
 
-/// Duplicates a descriptor of this process: the copy shares its position and its append mode.
-/// Returns `None` for a descriptor that cannot be written to.
+/// Duplicates a descriptor of this process. The copy shares its position and append mode.
+///
+/// Returns `None` if the descriptor is not writable.
 pub fn writable_descriptor(number: i32) -> io::Result<Option<File>> {
     if number < 0 {
         return Err(rustix::io::Errno::BADF.into());
     }
-    // SAFETY: the number is only looked up and copied; one that is not open is an error.
+    // SAFETY: the number is only looked up and copied; a closed descriptor is an error.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     let copy = rustix::io::fcntl_dupfd_cloexec(descriptor, 3)?;
     let is_writable = fcntl_getfl(&copy)? & OFlags::RWMODE != OFlags::RDONLY;
     Ok(is_writable.then(|| File::from(copy)))
 }
 
-/// Makes a symbolic link at `path`.
+/// Creates a symbolic link at `path`.
 pub fn make_symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<()> {
     std::os::unix::fs::symlink(to, path)
 }
 
-/// Makes a symbolic link at `path` for a test.
+/// Creates a symbolic link at `path` for a test.
 #[cfg(any(test, feature = "testing"))]
 pub fn symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) {
     make_symlink(to, path).unwrap();
 }
 
-/// Lets other users write to a directory, or forbids it.
+/// Allows other users to write to a directory, or forbids it.
 #[cfg(any(test, feature = "testing"))]
 pub fn share_directory(path: &Path, with_others: bool) {
     let mode = if with_others { 0o777 } else { 0o700 };

@@ -1,4 +1,4 @@
-//! Facts about the machine, where the system tells them: Linux does in /proc.
+//! Facts about the machine, if the system reports them. Linux does in /proc.
 
 use super::cpuinfo;
 use std::collections::BTreeMap;
@@ -15,22 +15,22 @@ pub fn memory() -> Option<u64> {
     kibibytes("MemTotal")
 }
 
-/// Returns the bytes of main memory that programs can still get without swapping.
+/// Returns the bytes of main memory that programs can allocate without swapping.
 pub fn available_memory() -> Option<u64> {
     kibibytes("MemAvailable")
 }
 
-/// Returns the processes that ran or wanted to, on average over the last minute.
+/// Returns the average number of running and waiting processes over the last minute.
 pub fn load_average() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
-/// Returns the bytes of the processor's last-level caches, all of them together.
+/// Returns the total bytes of the processor's last-level caches.
 pub fn last_level_cache() -> Option<u64> {
     cache_below(Path::new("/sys/devices/system/cpu"))
 }
 
-/// Sums the largest caches of the processors in a directory of sysfs, each once.
+/// Adds up the largest caches of the processors in a sysfs directory, each shared cache once.
 fn cache_below(cpus: &Path) -> Option<u64> {
     let mut largest: BTreeMap<String, u64> = BTreeMap::new();
     for cpu in read_dir(cpus).ok()?.flatten() {

@@ -1,4 +1,4 @@
-//! Directories of the user, as the XDG Base Directory Specification names them.
+//! Directories of the user, as defined by the XDG Base Directory Specification.
 
 use std::path::PathBuf;
 
@@ -7,17 +7,17 @@ pub fn home() -> Option<PathBuf> {
     std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the directory of files that only save time, where no variable names another.
+/// Returns the default directory of cache files.
 pub fn cache() -> Option<PathBuf> {
     home().map(|home| home.join(".cache/gemma"))
 }
 
-/// Returns the directory of files that the user made, where no variable names another.
+/// Returns the default directory of the user's data files.
 pub fn data() -> Option<PathBuf> {
     home().map(|home| home.join(".local/share/gemma"))
 }
 
-/// Returns the directory of settings, where no variable names another.
+/// Returns the default directory of settings.
 pub fn config() -> Option<PathBuf> {
     home().map(|home| home.join(".config/gemma"))
 }

@@ -1,4 +1,4 @@
-//! Processes: limits and ends.
+//! Processes: limits and exit reasons.
 
 pub use crate::os::exit::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,19 +9,19 @@ use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus};
 use std::time::Duration;
 
-/// Returns a path to the program that runs, also after its file was replaced by another.
+/// Returns a path to the running program, even after its file was replaced.
 pub fn own_program() -> Option<PathBuf> {
     let link = PathBuf::from("/proc/self/exe");
     if link.exists() { Some(link) } else { std::env::current_exe().ok() }
 }
 
-/// Keeps Ctrl-C at a terminal from a child: it is the parent's to handle.
+/// Prevents Ctrl-C at a terminal from reaching a child, since the parent handles it.
 pub fn shield_from_terminal(child: &mut Command) {
     child.process_group(0);
 }
 
 impl Exit {
-    /// Returns the cause of an end.
+    /// Returns the reason for a process's end.
     pub fn of_status(status: ExitStatus) -> Exit {
         match (status.code(), status.signal()) {
             (Some(code), _) => Exit::Code(code),
@@ -33,7 +33,7 @@ impl Exit {
     }
 }
 
-/// Returns the end of a process in words that follow its name.
+/// Describes a process's end in words that follow the process's name.
 pub fn describe_exit(status: ExitStatus) -> String {
     let signal = status.signal().unwrap_or(0);
     match Exit::of_status(status) {
@@ -43,17 +43,18 @@ pub fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-/// Waits for output of a child, or the end of it. Returns `false` if none came within `limit`,
+/// Waits for output of a child, or for its end. Returns `false` if neither came within `limit`,
 /// which is below a second.
 pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
     let timeout = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
     let mut waiting = [PollFd::new(output, PollFlags::IN)];
-    // Reading tells what an error of `poll` means.
+    // A read reports the cause if `poll` failed.
     poll(&mut waiting, Some(&timeout)).map_or(true, |ready| ready > 0)
 }
 
-/// Limits the address space of this process to `more` bytes beyond its present size, and forbids
-/// it core dumps. Returns whether the limit is set.
+/// Limits the address space of this process to `more` bytes beyond its present size.
+///
+/// Also disables core dumps. Returns whether the limit is set.
 pub fn limit_memory(more: u64) -> bool {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     let Some(now) = address_space() else { return false };
@@ -68,8 +69,8 @@ fn address_space() -> Option<u64> {
     Some(pages * rustix::param::page_size() as u64).filter(|bytes| *bytes > 0)
 }
 
-/// Ends this process once it has used `more` processor time; zero lifts the limit. Returns whether
-/// the limit is set.
+/// Sets a limit of `more` processor time, after which this process ends; zero removes the limit.
+/// Returns whether the limit is set.
 pub fn limit_processor_time(more: Duration) -> bool {
     let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let value = libc::timeval {
@@ -77,7 +78,7 @@ pub fn limit_processor_time(more: Duration) -> bool {
         tv_usec: more.subsec_micros() as libc::suseconds_t,
     };
     let timer = libc::itimerval { it_interval: none, it_value: value };
-    // SAFETY: a plain system call on a value of this function.
+    // SAFETY: a plain system call on local values.
     unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) == 0 }
 }
 
@@ -87,13 +88,13 @@ pub fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Gives the calling thread the lowest priority, on a system with priorities of threads.
+/// Gives the calling thread the lowest priority, if the system has thread priorities.
 pub fn give_way() {
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
-/// Lets this process open as many files and connections as the system allows it.
+/// Raises this process's limit on open files and connections to the system's maximum.
 pub fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

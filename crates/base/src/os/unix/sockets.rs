@@ -1,4 +1,4 @@
-//! Sockets with a path instead of an address.
+//! Unix domain sockets: sockets with a path instead of an address.
 
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// A connection to a socket, with these timeouts for reads and writes.
+/// Connects to a socket, with this timeout for reads and writes.
 pub fn connect(path: &Path, timeout: Duration) -> io::Result<impl Read + Write + use<>> {
     let stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -17,11 +17,14 @@ pub fn connect(path: &Path, timeout: Duration) -> io::Result<impl Read + Write +
     Ok(stream)
 }
 
-/// Listens at a path to which only this user can connect. Replaces the socket that a process left
-/// there. Fails if a process listens there, or if something else is there.
+/// Listens at a path to which only this user can connect.
+///
+/// Replaces a socket that an ended process left there. Fails if a process listens there, or if the
+/// path is not a socket.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     remove_stale(path)?;
-    // Other users must not connect between the creation of the socket and a change of its rights.
+    // The umask ensures that other users cannot connect between creation and a change of
+    // permissions.
     let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(before);

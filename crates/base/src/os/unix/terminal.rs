@@ -1,4 +1,4 @@
-//! The terminal's modes: what it echoes, and how it is left when a signal ends the process.
+//! The terminal's modes: its echo, and restoring the modes when a signal ends the process.
 
 use rustix::termios::{
     InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetpgrp,
@@ -9,15 +9,16 @@ use signal_hook::iterator::Signals;
 use std::io::{self, Write, stderr, stdin};
 use std::sync::OnceLock;
 
-/// The modes that a crash restores.
+/// Terminal modes that a crash restores.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
 
-/// Guard during which the terminal does not echo typed keys. They wait as they were typed for the
-/// next prompt, and only Ctrl-C and its like act at once.
+/// Guard during which the terminal does not echo typed keys.
+///
+/// The keys stay in the input for the next prompt. Only Ctrl-C and similar keys act at once.
 pub struct Unechoed(Option<Termios>);
 
 impl Unechoed {
-    /// Switches the echo off.
+    /// Turns the echo off.
     pub fn begin() -> Unechoed {
         let Ok(before) = tcgetattr(stdin()) else { return Unechoed(None) };
         let mut silent = before.clone();
@@ -26,7 +27,7 @@ impl Unechoed {
         silent.input_modes.remove(InputModes::ICRNL);
         silent.special_codes[SpecialCodeIndex::VMIN] = 1;
         silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-        // A terminal that refuses continues to echo.
+        // Ignored: if the terminal refuses, it continues to echo.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &silent);
         Unechoed(Some(before))
     }
@@ -40,8 +41,8 @@ impl Drop for Unechoed {
     }
 }
 
-/// Restores the present modes of the terminal before SIGTERM, SIGHUP, SIGQUIT or a crash ends the
-/// process. The line editor and [`Unechoed`] change the modes, and a signal runs no destructor.
+/// Restores the terminal's current modes when SIGTERM, SIGHUP, SIGQUIT or a crash ends the process.
+/// The line editor and [`Unechoed`] change the modes, and signals run no destructors.
 pub fn restore_at_signals() -> io::Result<()> {
     let modes = tcgetattr(stdin())?;
     let before = BEFORE.get_or_init(|| modes);
@@ -50,10 +51,10 @@ pub fn restore_at_signals() -> io::Result<()> {
         for signal in signals.forever() {
             if is_in_foreground() {
                 let _ = tcsetattr(stdin(), OptionalActions::Now, before);
-                // Switches off the line editor's bracketed paste, and ends the line.
+                // Turns off the line editor's bracketed paste mode, and ends the line.
                 let _ = stderr().write_all(b"\x1b[?2004l\r\n");
             }
-            // Ends the process as the signal would have ended it without a handler.
+            // Ends the process with the signal's default action.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     };
@@ -61,15 +62,15 @@ pub fn restore_at_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the modes that [`restore_at_signals`] found, if it was called.
+/// Restores the modes that [`restore_at_signals`] saved, if it was called.
 pub(super) fn restore() {
     if let Some(modes) = BEFORE.get() {
         let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
     }
 }
 
-/// Returns whether this process may change the terminal: one in the background would be stopped
-/// for trying.
+/// Returns whether this process may change the terminal. A process in the background would be
+/// stopped for trying.
 fn is_in_foreground() -> bool {
     tcgetpgrp(stdin()).is_ok_and(|group| group == rustix::process::getpgrp())
 }

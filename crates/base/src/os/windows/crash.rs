@@ -1,5 +1,5 @@
-//! Ends that no code returns from: a mapped file that cannot be read, and memory that the system
-//! refuses. [`watch`] has each of them print a message and end with an exit code.
+//! Crashes that no code returns from: a mapped file that cannot be read, and memory that the system
+//! refuses. [`watch`] installs handlers that print a message and end with an exit code.
 
 use super::{process, terminal};
 pub use crate::os::allocator::Allocator;
@@ -15,8 +15,8 @@ use windows_sys::Win32::System::Diagnostics::Debug::{
 use windows_sys::Win32::System::ProcessStatus::K32GetMappedFileNameW;
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
-/// Ends the process where an allocation was refused. No handler sees the abort that would follow.
-/// A process without a report aborts.
+/// Ends the process after a refused allocation, since no handler runs at the abort that would
+/// follow. Without a crash report, the process aborts.
 pub fn note_refusal() {
     if REPORT.get().is_some() {
         end(&Crash::OutOfMemory);
@@ -34,7 +34,7 @@ pub fn watch(report: CrashReport) {
 pub fn say(parts: &[&str]) {
     for part in parts {
         let (mut written, none) = (0, std::ptr::null_mut());
-        // SAFETY: the bytes are alive; a failure to write has nowhere to be reported.
+        // SAFETY: the bytes are alive. A failed write cannot be reported.
         unsafe {
             let file = GetStdHandle(STD_ERROR_HANDLE);
             WriteFile(file, part.as_ptr(), part.len() as u32, &mut written, none);
@@ -42,10 +42,10 @@ pub fn say(parts: &[&str]) {
     }
 }
 
-/// Handles a page of a mapping that could not be read.
+/// Handles an exception: a page of a mapping could not be read.
 ///
-/// The exception is the reading instruction's own: the thread was not inside an allocation or a
-/// lock of the library, so that this may allocate.
+/// The reading instruction raised the exception, so the thread was not inside an allocation or a
+/// lock of the library. The handler may therefore allocate.
 unsafe extern "system" fn on_exception(info: *mut EXCEPTION_POINTERS) -> i32 {
     // SAFETY: the system passes valid structures. The second word of this exception is the address.
     let (code, address) = unsafe {
@@ -68,7 +68,7 @@ fn mapped_file(address: *const c_void) -> Option<String> {
     (length > 0).then(|| String::from_utf16_lossy(&name[..length as usize]))
 }
 
-/// Ends the process without destructors and exit handlers: other threads run on meanwhile.
+/// Ends the process without destructors and exit handlers, because other threads still run.
 fn end(crash: &Crash) -> ! {
     let code = exit::report(crash);
     terminal::restore();
@@ -84,7 +84,7 @@ mod tests {
     use std::process::Command;
     use windows_sys::Win32::System::Diagnostics::Debug::RaiseException;
 
-    /// Tells this program, as its own child, how to end.
+    /// Variable that tells this program, started as its own child, how to end.
     const CRASH: &str = "GEMMA_TEST_CRASH";
 
     fn told(crash: &Crash) -> u8 {
@@ -123,7 +123,7 @@ mod tests {
         };
         assert_eq!(end("page"), (Exit::Code(5), true));
         assert_eq!(end("memory"), (Exit::Code(5), true));
-        // A child without a report aborts.
+        // A child without a crash report aborts.
         assert_eq!(end("abort"), (Exit::Memory, false));
     }
 
@@ -133,7 +133,7 @@ mod tests {
         let path = dir.path().join("a file");
         std::fs::write(&path, [7; 100]).unwrap();
         let file = std::fs::File::open(&path).unwrap();
-        // SAFETY: no other code knows the file.
+        // SAFETY: no other code accesses the file.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         let named = mapped_file(map[50..].as_ptr().cast()).unwrap();
         assert!(named.ends_with(r"\a file"), "{named}");

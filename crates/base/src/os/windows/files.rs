@@ -1,7 +1,7 @@
 //! Files and directories: positioned reads, locks, identity, owners, free space.
 //!
-//! A new file or directory has the access rights of the directory that it is made in. The
-//! directories below `%LOCALAPPDATA%` and the temporary files are closed to other users.
+//! A new file or directory inherits the access rights of its directory. The directories below
+//! `%LOCALAPPDATA%` and the temporary files are closed to other users.
 
 use super::{checked, owner, wide};
 pub use crate::os::identity::{FileId, NOT_REGULAR, Stamp};
@@ -20,8 +20,9 @@ use windows_sys::Win32::Storage::FileSystem::{
 };
 use windows_sys::Win32::System::IO::OVERLAPPED;
 
-/// Fills `out` from byte `at` of the file on. The file's position changes: code that uses both
-/// this and sequential reads of a file seeks first.
+/// Fills `out` with the file's bytes from offset `at`.
+///
+/// Changes the file's position: code that also reads the file sequentially must seek first.
 pub fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
     let mut filled = 0;
     while filled < out.len() {
@@ -48,7 +49,8 @@ impl Stamp {
     /// Reads the stamp of an open file.
     pub fn of_file(file: &File) -> io::Result<Stamp> {
         let mut times = FILE_BASIC_INFO::default();
-        // SAFETY: the handle is open, and the call fills the structure, whose size it is told.
+        // SAFETY: the handle is open, and the call fills the structure of the size that it is
+        // passed.
         checked(unsafe {
             GetFileInformationByHandleEx(
                 file.as_raw_handle(),
@@ -78,21 +80,21 @@ impl FileId {
         }
     }
 
-    /// Returns the identity of the file that a path leads to; `None` unless it is a regular file.
+    /// Returns the identity of the file at a path; `None` unless it is a regular file.
     pub fn of_path(path: &Path) -> io::Result<Option<FileId>> {
-        // Opened for its attributes only. A directory needs the flag.
+        // Opened only for its attributes. Directories need this flag.
         let mut options = OpenOptions::new();
         let file = options.access_mode(0).custom_flags(FILE_FLAG_BACKUP_SEMANTICS).open(path)?;
         FileId::of_file(&file)
     }
 
-    /// Returns the identity of the file behind standard input; `None` unless it is a regular file.
+    /// Returns the identity of standard input's file; `None` unless it is a regular file.
     pub fn of_stdin() -> io::Result<Option<FileId>> {
         FileId::of_file(&File::from(io::stdin().as_handle().try_clone_to_owned()?))
     }
 }
 
-/// Opens a regular file. Anything else is an error: a device may have no end.
+/// Opens a regular file. Fails for anything else, since a device may have no end.
 pub fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     if !is_device_name(path) {
         let file = options.open(path)?;
@@ -103,25 +105,28 @@ pub fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> 
     Err(io::Error::other(NOT_REGULAR))
 }
 
-/// Opens a regular file like [`open_regular`], but no symbolic link as the last part of the path.
+/// Opens a regular file like [`open_regular`]. Fails if the last part of the path is a symbolic
+/// link.
 pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     open_regular(options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT), path)
 }
 
-/// Returns whether a path names a device or a pipe without being one in the file system, as `NUL`
-/// does in each directory.
+/// Returns whether a path names a device or a pipe without an entry in the file system, such as
+/// `NUL` in any directory.
 pub fn is_device_name(path: &Path) -> bool {
     let is_device = |path: PathBuf| path.as_os_str().as_encoded_bytes().starts_with(br"\\.\");
     std::path::absolute(path).is_ok_and(is_device)
 }
 
-/// Locks the last byte that a file could have. Other processes may read and write a file that is
-/// locked so, as on Unix; a lock on its content would forbid it.
+/// Locks the last possible byte of a file.
+///
+/// Other processes may then still read and write the content, as on Unix. A lock on the content
+/// would forbid it.
 fn lock_with(file: &File, flags: LOCK_FILE_FLAGS) -> io::Result<()> {
     let mut place = OVERLAPPED::default();
     place.Anonymous.Anonymous.Offset = u32::MAX - 1;
     place.Anonymous.Anonymous.OffsetHigh = i32::MAX as u32;
-    // SAFETY: the handle is open for synchronous calls, which are done with `place` when they
+    // SAFETY: the handle is open for synchronous calls, which no longer use `place` after they
     // return.
     let locked = unsafe {
         LockFileEx(file.as_raw_handle(), LOCKFILE_EXCLUSIVE_LOCK | flags, 0, 1, 0, &mut place)
@@ -129,12 +134,12 @@ fn lock_with(file: &File, flags: LOCK_FILE_FLAGS) -> io::Result<()> {
     checked(locked)
 }
 
-/// Locks a file for this process, and waits until no other one has it.
+/// Locks a file for this process. Waits until no other process holds the lock.
 pub fn lock(file: &File) -> io::Result<()> {
     lock_with(file, 0)
 }
 
-/// Locks a file for this process, unless another one has it.
+/// Locks a file for this process, unless another process holds the lock.
 pub fn try_lock(file: &File) -> Result<(), TryLockError> {
     lock_with(file, LOCKFILE_FAIL_IMMEDIATELY).map_err(|error| match error.raw_os_error() {
         Some(code) if code as u32 == ERROR_LOCK_VIOLATION => TryLockError::WouldBlock,
@@ -149,8 +154,9 @@ pub fn unlock(file: &File) -> io::Result<()> {
     checked(unlocked)
 }
 
-/// Puts a temporary file in the place of `path`, in one step on NTFS, also where a program has the
-/// file at `path` open.
+/// Replaces `path` by a temporary file.
+///
+/// On NTFS this is atomic, even while a program has the old file open.
 pub fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     let temporary = file.into_temp_path().keep()?;
     let renamed = std::fs::rename(&temporary, path).or_else(|error| match error.kind() {
@@ -163,8 +169,9 @@ pub fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     renamed
 }
 
-/// Replaces a file that a program has open, where the file system cannot do it in one step: NTFS
-/// can. The old file goes when it is closed. A crash between the steps leaves it as `*.old`.
+/// Replaces a file that a program has open, on file systems that cannot do it atomically.
+///
+/// The old file is deleted when it is closed. A crash between the steps leaves it as `*.old`.
 fn replace_open(new: &Path, path: &Path) -> io::Result<()> {
     let mut old = new.to_owned();
     old.set_extension("old");
@@ -178,42 +185,42 @@ fn replace_open(new: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a directory.
+/// Creates a directory.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir(path)
 }
 
-/// Makes a directory and those above it, as far as they are missing.
+/// Creates a directory and its missing parents.
 pub fn create_private_directories(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path)
 }
 
-/// Returns whether the path is a directory of this user, and no symbolic link.
+/// Returns whether the path is a directory of this user, not a symbolic link.
 pub fn is_own_directory(path: &Path) -> io::Result<bool> {
     Ok(path.symlink_metadata()?.is_dir() && owner::is_own(path)?)
 }
 
-/// Returns whether the path is a directory of this user. Its access rights are not read.
+/// Returns whether the path is a directory of this user. Does not check its access rights.
 pub fn is_private_directory(path: &Path) -> io::Result<bool> {
     is_own_directory(path)
 }
 
-/// Returns whether the path is a directory of this user. Its access rights are not read.
+/// Returns whether the path is a directory of this user. Does not check its access rights.
 pub fn is_closed_directory(path: &Path) -> io::Result<bool> {
     is_own_directory(path)
 }
 
-/// Returns the path of the program's directory among the temporary files, which are the user's own.
+/// Returns the path of the program's directory among the user's temporary files.
 pub fn user_directory(temporary: &Path) -> PathBuf {
     temporary.join("gemma")
 }
 
-/// Returns whether this user may make files in a directory.
+/// Returns whether this user may create files in a directory.
 pub fn is_writable_directory(path: &Path) -> bool {
     tempfile::tempfile_in(path).is_ok()
 }
 
-/// Returns the bytes that this user may still write to the disk of a directory.
+/// Returns the free bytes on a directory's disk that this user may write.
 pub fn free_bytes(directory: &Path) -> Option<u64> {
     let (directory, mut free) = (wide(directory), 0);
     let none = std::ptr::null_mut();
@@ -222,16 +229,15 @@ pub fn free_bytes(directory: &Path) -> Option<u64> {
     Some(free)
 }
 
-/// Makes the names in a directory durable: NTFS keeps a journal of them, so that nothing is left
-/// to do.
+/// Does nothing: the journal of NTFS already makes names durable.
 pub fn sync_directory(_: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a temporary file the permissions of the file at `path`: it has those of the directory.
+/// Does nothing: a temporary file has the permissions of its directory.
 pub fn take_permissions(_: &mut tempfile::Builder, _: &Path) {}
 
-/// Duplicates standard output (1) or standard error (2). Returns `None` where it is closed.
+/// Duplicates standard output (1) or standard error (2). Returns `None` if it is closed.
 pub fn writable_descriptor(number: i32) -> io::Result<Option<File>> {
     let (stdout, stderr) = (io::stdout(), io::stderr());
     let handle = match number {
@@ -245,10 +251,9 @@ pub fn writable_descriptor(number: i32) -> io::Result<Option<File>> {
     Ok(Some(File::from(handle.try_clone_to_owned()?)))
 }
 
-/// Makes a symbolic link at `path`, or a hard link to the file where Windows forbids the user
-/// symbolic ones.
+/// Creates a symbolic link at `path`, or a hard link if Windows forbids this user symbolic links.
 pub fn make_symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<()> {
-    // The system follows links with backslashes only.
+    // Windows follows only links with backslashes.
     let (to, path): (PathBuf, _) = (to.as_ref().components().collect(), path.as_ref());
     symlink_file(&to, path)
         .or_else(|_| std::fs::hard_link(path.parent().unwrap_or(Path::new(".")).join(to), path))

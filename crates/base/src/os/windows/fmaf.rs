@@ -1,11 +1,11 @@
-//! The C library's `fmaf`, which `f32::mul_add` calls where the processor's own instruction is not
-//! compiled in. That of mingw-w64 rounds twice. The linker puts this one in its place, see
-//! `build.rs`.
+//! Correctly rounded `fmaf`. `f32::mul_add` calls the C library's `fmaf` if the processor's
+//! instruction is not compiled in, and the one in mingw-w64 rounds twice. The linker substitutes
+//! this function, see `build.rs`.
 
 /// Returns `x * y + z`, rounded once.
 #[unsafe(no_mangle)]
 pub extern "C" fn __wrap_fmaf(x: f32, y: f32, z: f32) -> f32 {
-    // The product of two floats fits a double.
+    // The product of two floats is exact in a double.
     let (product, z) = (f64::from(x) * f64::from(y), f64::from(z));
     let sum = product + z;
     let part = sum - product;
@@ -15,7 +15,7 @@ pub extern "C" fn __wrap_fmaf(x: f32, y: f32, z: f32) -> f32 {
     if rest == 0.0 || !sum.is_finite() || bits & 1 == 1 {
         return sum as f32;
     }
-    // Rounded to odd, so that rounding to a float sees that the sum is not exact.
+    // Round to odd, so that the final rounding to a float sees that the sum is inexact.
     f64::from_bits(if (rest > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 }) as f32
 }
 
@@ -25,7 +25,7 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use std::hint::black_box;
 
-    /// Returns a float as an integer and the power of two that it counts.
+    /// Returns a float as an integer and its exponent of two.
     fn parts(x: f32) -> (i128, i32) {
         let (bits, exponent) = (x.to_bits() & 0x7f_ffff, (x.to_bits() >> 23 & 255) as i32);
         let magnitude = if exponent == 0 { bits } else { bits | 0x80_0000 };
@@ -37,7 +37,7 @@ mod tests {
     fn nearest(integer: i128, power: i32) -> f32 {
         let magnitude = integer.unsigned_abs();
         let bits = 128 - magnitude.leading_zeros() as i32;
-        // Bits below the last one of the float.
+        // Number of bits below the float's last bit.
         let drop = (bits - 24).max(-149 - power).max(0);
         if drop >= 127 {
             return if integer < 0 { -0.0 } else { 0.0 };
@@ -49,8 +49,8 @@ mod tests {
         (if integer < 0 { -rounded } else { rounded }) as f32
     }
 
-    /// Returns `x * y + z` by integers, rounded once. The terms must not lie further apart than
-    /// 70 bits.
+    /// Returns `x * y + z`, computed with integers and rounded once. The exponents of the terms may
+    /// differ by at most 70.
     fn exact(x: f32, y: f32, z: f32) -> f32 {
         let ((a, i), (b, j), (c, k)) = (parts(x), parts(y), parts(z));
         let power = (i + j).min(k);
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_product_and_sum_are_rounded_once() {
-        // The sum lies beside the middle of two floats, by less than a double tells.
+        // The sum is near the midpoint of two floats, by less than the precision of a double.
         let tiny = f32::from_bits(1);
         for (x, y, z) in [
             (1.0 + f32::EPSILON, 1.0 + f32::EPSILON, 2f32.powi(-60)),
@@ -91,7 +91,7 @@ mod tests {
         };
         for _ in 0..200_000 {
             assert_exact(float(120..134), float(120..134), float(90..160));
-            // Results below the smallest normal number.
+            // Results in the subnormal range.
             assert_exact(float(40..90), float(40..60), float(0..30));
         }
     }

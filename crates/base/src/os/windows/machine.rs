@@ -36,7 +36,7 @@ fn status() -> Option<MEMORYSTATUSEX> {
     Some(status)
 }
 
-/// Returns `None`: the size of the caches is not asked for.
+/// Returns `None`: the cache size is not queried.
 pub fn last_level_cache() -> Option<u64> {
     None
 }
@@ -46,13 +46,14 @@ pub fn memory() -> Option<u64> {
     status().map(|status| status.ullTotalPhys)
 }
 
-/// Returns the bytes of main memory that programs can still get without swapping. The system
-/// refuses allocations beyond its page files and memory.
+/// Returns the bytes of main memory that programs can allocate without swapping.
+///
+/// The system refuses allocations beyond its page files and memory.
 pub fn available_memory() -> Option<u64> {
     status().map(|status| status.ullAvailPhys.min(status.ullAvailPageFile))
 }
 
-/// Returns `None`: the system keeps no average of the load.
+/// Returns `None`: the system keeps no load average.
 pub fn load_average() -> Option<f64> {
     None
 }

@@ -1,4 +1,4 @@
-//! Advice to the system about memory. A system that ignores it only takes more time or memory.
+//! Advice to the system about memory. Ignored advice costs only time or memory.
 
 use memmap2::Mmap;
 use std::ops::Range;
@@ -8,23 +8,23 @@ use windows_sys::Win32::System::Memory::{GetProcessHeap, HeapCompact, VirtualUnl
 /// Does nothing: large pages need a privilege that users do not have.
 ///
 /// # Safety
-/// Safe for any argument; the other systems ask for one allocation of the caller's.
+/// Safe for any argument. On other systems the range must be one allocation of the caller.
 pub unsafe fn prefer_huge_pages(_: NonNull<u8>, _: usize) {}
 
-/// Takes pages of a mapped file out of this process. The next access reads them again.
+/// Removes pages of a mapped file from this process. The next access reads them again.
 pub fn release(map: &Mmap, range: Range<usize>) {
     if range.is_empty() {
         return;
     }
-    // SAFETY: a read-only map of a file: the pages come back from it with the same bytes. The call
-    // fails for pages that are not locked, and takes them out all the same.
+    // SAFETY: the map is a read-only file mapping, so the pages are read again with the same bytes.
+    // The call fails for pages that are not locked, but removes them anyway.
     unsafe { VirtualUnlock(map[range.clone()].as_ptr().cast(), range.len()) };
 }
 
-/// Does nothing: the heap returns large blocks by itself.
+/// Does nothing, because the heap itself returns large freed blocks to the system.
 pub fn return_freed() {}
 
-/// Gives memory that was freed back to the system, as far as the allocator can.
+/// Returns freed memory to the system, as far as the allocator can.
 pub fn release_freed() {
     // SAFETY: the handle is that of the process's heap, which is always valid.
     unsafe { HeapCompact(GetProcessHeap(), 0) };

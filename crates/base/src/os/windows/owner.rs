@@ -13,13 +13,13 @@ use windows_sys::Win32::Security::{
 };
 use windows_sys::Win32::System::Threading::{GetCurrentProcess, OpenProcessToken};
 
-/// Returns whether a file or directory belongs to this user, or to the group that owns the files
-/// that this process makes: an administrator's belong to all administrators.
+/// Returns whether this user owns a file or directory, or the group that owns this process's new
+/// files. Files of an administrator belong to all administrators.
 pub fn is_own(path: &Path) -> io::Result<bool> {
     let path = wide(path);
     let (mut owner, mut descriptor) = (null_mut(), null_mut());
-    // SAFETY: the path ends with a zero, and the other pointers are to variables of this function
-    // or null, which leaves a part out.
+    // SAFETY: the path ends with a zero. The other pointers point to local variables, or are null
+    // to leave a part out.
     let error = unsafe {
         GetNamedSecurityInfoW(
             path.as_ptr(),
@@ -41,7 +41,7 @@ pub fn is_own(path: &Path) -> io::Result<bool> {
     is_own
 }
 
-/// Returns whether an owner is the user of this process or the owner of its new files.
+/// Returns whether an owner is this process's user or the owner of its new files.
 fn is_of_process(owner: PSID) -> io::Result<bool> {
     let mut token = null_mut();
     // SAFETY: the pseudo handle is always valid, and the call writes a handle that is closed once.
@@ -50,8 +50,8 @@ fn is_of_process(owner: PSID) -> io::Result<bool> {
         OwnedHandle::from_raw_handle(token)
     };
     for class in [TokenUser, TokenOwner] {
-        // Both structures begin with a pointer to an identifier, which follows in the buffer. The
-        // longest has 68 bytes.
+        // Both structures begin with a pointer to an identifier, which follows in the buffer and
+        // has at most 68 bytes.
         let (mut buffer, mut length) = ([0usize; 32], 0);
         // SAFETY: the call writes at most the buffer, which lives while the pointer in it is used.
         // The owner is valid by the caller.

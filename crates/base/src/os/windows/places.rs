@@ -7,17 +7,17 @@ pub fn home() -> Option<PathBuf> {
     variable("USERPROFILE")
 }
 
-/// Returns the directory of files that only save time, where no variable names another.
+/// Returns the default directory of cache files.
 pub fn cache() -> Option<PathBuf> {
     variable("LOCALAPPDATA").map(|local| local.join(r"gemma\cache"))
 }
 
-/// Returns the directory of files that the user made, where no variable names another.
+/// Returns the default directory of the user's data files.
 pub fn data() -> Option<PathBuf> {
     variable("LOCALAPPDATA").map(|local| local.join(r"gemma\data"))
 }
 
-/// Returns the directory of settings, where no variable names another.
+/// Returns the default directory of settings.
 pub fn config() -> Option<PathBuf> {
     variable("LOCALAPPDATA").map(|local| local.join("gemma"))
 }

@@ -1,4 +1,4 @@
-//! Processes: limits and ends.
+//! Processes: limits and exit reasons.
 
 use super::checked;
 use crate::os::allocator;
@@ -22,25 +22,27 @@ use windows_sys::Win32::System::Threading::{
     SetThreadPriority, THREAD_PRIORITY_LOWEST, TerminateProcess,
 };
 
-/// Interval at which output and processor time are looked at.
+/// Polling interval for output and processor time.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Returns a path to the program that runs. Its file cannot be replaced meanwhile.
+/// Returns a path to the running program. Its file cannot be replaced while it runs.
 pub fn own_program() -> Option<PathBuf> {
     std::env::current_exe().ok()
 }
 
-/// Keeps Ctrl-C at a terminal from a child: it is the parent's to handle.
+/// Prevents Ctrl-C at a terminal from reaching a child, since the parent handles it.
 pub fn shield_from_terminal(child: &mut Command) {
     child.creation_flags(CREATE_NEW_PROCESS_GROUP);
 }
 
 impl Exit {
-    /// Returns the cause of an end. A process that a fault ends has the number of the exception as
-    /// its exit code. Rust's abort has that of an overrun buffer.
+    /// Returns the reason for a process's end.
+    ///
+    /// The exit code of a process ended by a fault is the exception's number. Rust's abort uses the
+    /// number of a buffer overrun.
     pub fn of_status(status: ExitStatus) -> Exit {
         let code = status.code().unwrap_or_default();
-        // The highest digit of an exception that is an error.
+        // The highest digit of an exception number with severity error.
         let is_exception = code as u32 >> 28 == 0xC;
         match code {
             _ if code as u32 == ERROR_NOT_ENOUGH_QUOTA => Exit::ProcessorTime,
@@ -57,7 +59,7 @@ impl Exit {
     }
 }
 
-/// Returns the end of a process in words that follow its name.
+/// Describes a process's end in words that follow the process's name.
 pub fn describe_exit(status: ExitStatus) -> String {
     let code = status.code().unwrap_or_default();
     match Exit::of_status(status) {
@@ -74,7 +76,7 @@ pub fn end(code: u32) -> ! {
     unreachable!("the call above does not return for this process")
 }
 
-/// Waits for output of a child, or the end of it. Returns `false` if none came within `limit`,
+/// Waits for output of a child, or for its end. Returns `false` if neither came within `limit`,
 /// which is below a second.
 pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
     let start = Instant::now();
@@ -83,7 +85,7 @@ pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
         // SAFETY: the handle is that of an open pipe, and the call writes to `bytes` only.
         let looked =
             unsafe { PeekNamedPipe(output.as_raw_handle(), null_mut(), 0, none, &mut bytes, none) };
-        // Reading tells what an error means.
+        // A read reports the cause of an error.
         if looked == 0 || bytes > 0 {
             return true;
         }
@@ -94,15 +96,15 @@ pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
     }
 }
 
-/// Limits the memory that this process allocates to `more` bytes beyond its present size. Returns
-/// whether the limit is set.
+/// Limits this process's allocations to `more` bytes beyond its present size. Returns whether the
+/// limit is set.
 pub fn limit_memory(more: u64) -> bool {
     allocator::limit(more);
     true
 }
 
-/// Ends this process once it has used `more` processor time; zero lifts the limit. Returns whether
-/// the limit is set.
+/// Sets a limit of `more` processor time, after which this process ends; zero removes the limit.
+/// Returns whether the limit is set.
 pub fn limit_processor_time(more: Duration) -> bool {
     /// Processor time in nanoseconds at which the process ends.
     static END: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -129,14 +131,14 @@ type Times = unsafe extern "system" fn(
     *mut FILETIME,
 ) -> i32;
 
-/// Returns the processor time of what a handle stands for.
+/// Returns the processor time of the thread or process of a handle.
 ///
 /// # Safety
-/// `times` takes this kind of handle, and the handle is valid.
+/// `times` accepts this kind of handle, and the handle is valid.
 unsafe fn processor_time(times: Times, handle: HANDLE) -> Duration {
     let (mut created, mut ended) = (FILETIME::default(), FILETIME::default());
     let (mut kernel, mut user) = (FILETIME::default(), FILETIME::default());
-    // SAFETY: the caller's promise; the call writes to the four structures.
+    // SAFETY: the caller upholds this function's contract; the call writes to the four structures.
     let told = unsafe { times(handle, &mut created, &mut ended, &mut kernel, &mut user) };
     // In units of 100 ns.
     let units =
@@ -163,7 +165,7 @@ pub fn give_way() {
     unsafe { SetThreadPriority(GetCurrentThread(), THREAD_PRIORITY_LOWEST) };
 }
 
-/// Does nothing: the system has no such limit.
+/// Does nothing: Windows has no such limit.
 pub fn raise_open_files() {}
 
 /// Returns the bytes of memory that this process may lock; `u64::MAX` without a limit.

@@ -1,5 +1,5 @@
-//! Interrupts and failed writes. Ctrl-C and Ctrl-Break are the interrupt that is SIGINT on Unix.
-//! The end of the console, of the session or of the system is the one that is SIGTERM.
+//! Interrupts and failed writes. Ctrl-C and Ctrl-Break correspond to SIGINT on Unix. Closing the
+//! console, logging off and shutting down correspond to SIGTERM.
 
 use super::{checked, process, terminal};
 use std::fs::File;
@@ -14,8 +14,8 @@ use windows_sys::Win32::System::Diagnostics::Debug::{
     SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX, SetErrorMode,
 };
 
-/// Prepares standard output and standard error: a console obeys colours. A crash ends the process
-/// without a window. Runs first in `main`.
+/// Prepares standard output and standard error. Enables colours in a console, and disables the
+/// crash dialog. Runs first in `main`.
 pub fn prepare_writes() {
     // SAFETY: a plain call on numbers.
     unsafe { SetErrorMode(SEM_FAILCRITICALERRORS | SEM_NOGPFAULTERRORBOX) };
@@ -25,11 +25,13 @@ pub fn prepare_writes() {
 /// Does nothing: a write to a closed connection is an error on Windows.
 pub fn survive_closed_connections() {}
 
-/// Exit code of a process whose output nobody reads any more, as a shell on Unix shows SIGPIPE.
+/// Exit code after the reader of the output has gone, as a Unix shell shows SIGPIPE.
 const UNREAD: u32 = 141;
 
-/// Writes to an output. A closed pipe ends the process quietly. A console gets the text by the
-/// standard library, which writes UTF-16 there, whatever the console's code page.
+/// Writes to an output. A closed pipe ends the process quietly.
+///
+/// Text for a console goes through the standard library, which writes UTF-16, regardless of the
+/// code page.
 pub fn write(output: &mut File, bytes: &[u8], is_terminal: bool) -> io::Result<()> {
     let written = if is_terminal {
         let mut console = io::stdout().lock();
@@ -47,8 +49,8 @@ pub fn write(output: &mut File, bytes: &[u8], is_terminal: bool) -> io::Result<(
     written
 }
 
-/// A function that is called with each event, and with `true` where the process has to end.
-/// Returns whether it handles the event.
+/// A function called for each event, with `true` if the process has to end. Returns whether it
+/// handles the event.
 type Handler = Box<dyn Fn(bool) -> bool + Send>;
 
 static HANDLERS: Mutex<Vec<Handler>> = Mutex::new(Vec::new());
@@ -63,7 +65,7 @@ fn add(handler: Handler) -> io::Result<()> {
     Ok(())
 }
 
-/// Handles an event of the console, on a thread that the system makes for it.
+/// Handles a console event, on a thread that the system creates for it.
 unsafe extern "system" fn on_event(event: u32) -> i32 {
     let is_end = !matches!(event, CTRL_C_EVENT | CTRL_BREAK_EVENT);
     let handlers = HANDLERS.lock().expect("no handler panics");
@@ -76,8 +78,9 @@ unsafe extern "system" fn on_event(event: u32) -> i32 {
     is_handled.into()
 }
 
-/// Raises `stop` at the first event, and `terminated` too where the process has to end. Any further
-/// one ends the process at once, with exit code 130 or 143.
+/// Sets `stop` at the first event, and also `terminated` if the process has to end.
+///
+/// Any further event ends the process at once, with exit code 130 or 143.
 pub fn flag_interrupts(stop: &Arc<AtomicBool>, terminated: &Arc<AtomicBool>) -> io::Result<()> {
     let (stop, terminated) = (stop.clone(), terminated.clone());
     add(Box::new(move |is_end| {
@@ -90,7 +93,7 @@ pub fn flag_interrupts(stop: &Arc<AtomicBool>, terminated: &Arc<AtomicBool>) -> 
     }))
 }
 
-/// Raises `stop` at each Ctrl-C, which no longer ends the process.
+/// Sets `stop` at each Ctrl-C, which then does not end the process.
 pub fn flag_each_interrupt(stop: &Arc<AtomicBool>) -> io::Result<()> {
     let stop = stop.clone();
     add(Box::new(move |is_end| {
@@ -99,18 +102,18 @@ pub fn flag_each_interrupt(stop: &Arc<AtomicBool>) -> io::Result<()> {
     }))
 }
 
-/// The events, to be waited for.
+/// Waits for an event.
 pub struct Interrupts(Receiver<()>);
 
 impl Interrupts {
-    /// Notes the events from here on.
+    /// Starts recording events.
     pub fn watch() -> io::Result<Interrupts> {
         let (sender, receiver) = channel();
         add(Box::new(move |_| sender.send(()).is_ok()))?;
         Ok(Interrupts(receiver))
     }
 
-    /// Waits for the first of them.
+    /// Waits for the first event.
     pub fn wait(self) {
         let _ = self.0.recv();
     }

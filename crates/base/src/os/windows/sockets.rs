@@ -1,4 +1,4 @@
-//! Sockets with a path instead of an address, which this program does not use on Windows.
+//! Unix domain sockets, which this program does not use on Windows.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -9,12 +9,12 @@ fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "there are no unix sockets on Windows")
 }
 
-/// Fails.
+/// Returns an error.
 pub fn connect(_: &Path, _: Duration) -> io::Result<impl Read + Write + use<>> {
     Err::<TcpStream, _>(refused())
 }
 
-/// Fails.
+/// Returns an error.
 pub fn listen(_: &Path) -> io::Result<()> {
     Err(refused())
 }

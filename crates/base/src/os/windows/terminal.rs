@@ -1,4 +1,4 @@
-//! The console's modes: the sequences that it obeys, and its echo.
+//! The console's modes: escape sequences, and echo.
 
 use std::io::{self, stderr, stdin, stdout};
 use std::os::windows::io::AsRawHandle;
@@ -9,22 +9,22 @@ use windows_sys::Win32::System::Console::{
     SetConsoleMode,
 };
 
-/// The modes of standard input that a crash restores.
+/// Modes of standard input that a crash restores.
 static BEFORE: OnceLock<CONSOLE_MODE> = OnceLock::new();
 
-/// Returns the modes of a console; `None` for a handle of something else.
+/// Returns the modes of a console; `None` if the handle is not a console.
 fn modes(handle: HANDLE) -> Option<CONSOLE_MODE> {
     let mut modes = 0;
-    // SAFETY: the call writes to `modes` only; a handle of something else is an error.
+    // SAFETY: the call writes to `modes` only; a handle that is not a console is an error.
     (unsafe { GetConsoleMode(handle, &mut modes) } != 0).then_some(modes)
 }
 
 fn set_modes(handle: HANDLE, modes: CONSOLE_MODE) {
-    // SAFETY: a plain call. A console that refuses continues as it was.
+    // SAFETY: a plain call. A console that refuses keeps its modes.
     unsafe { SetConsoleMode(handle, modes) };
 }
 
-/// Has a console at standard output and standard error obey sequences of colours and cursors.
+/// Enables escape sequences for colours and cursors on standard output and standard error.
 pub(super) fn obey_sequences() {
     for handle in [stdout().as_raw_handle(), stderr().as_raw_handle()] {
         if let Some(modes) = modes(handle) {
@@ -37,7 +37,7 @@ pub(super) fn obey_sequences() {
 pub struct Unechoed(Option<CONSOLE_MODE>);
 
 impl Unechoed {
-    /// Switches the echo off.
+    /// Turns the echo off.
     pub fn begin() -> Unechoed {
         let handle = stdin().as_raw_handle();
         let before = modes(handle);
@@ -56,8 +56,8 @@ impl Drop for Unechoed {
     }
 }
 
-/// Notes the present modes of the console, which a crash restores. An event that ends the process
-/// needs nothing: the console is closed with it.
+/// Saves the console's current modes, which a crash restores. An event that ends the process also
+/// closes the console, so it restores nothing.
 pub fn restore_at_signals() -> io::Result<()> {
     if let Some(modes) = modes(stdin().as_raw_handle()) {
         BEFORE.get_or_init(|| modes);
@@ -65,7 +65,7 @@ pub fn restore_at_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Restores the modes that [`restore_at_signals`] found, if it was called.
+/// Restores the modes that [`restore_at_signals`] saved, if it was called.
 pub(super) fn restore() {
     if let Some(modes) = BEFORE.get() {
         set_modes(stdin().as_raw_handle(), *modes);

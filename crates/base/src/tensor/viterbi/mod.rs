@@ -1,13 +1,13 @@
-//! The best path through a trellis (Viterbi 1967), closed to a circle, for tiles of weights.
+//! Finds the best circular path through a trellis for tiles of weights (Viterbi 1967).
 //!
-//! Costs are integers of 16 bits, so that every machine finds the same path, in whatever order it
-//! adds: twice the squared distance of a state's integers from their targets, which are rounded to
-//! quarters. A state costs at most [`DEAREST`]. Every head can be reached from the cheapest path in
-//! three states, so costs counted from the cheapest one fit 16 bits. Equal costs go to the lower
-//! state.
+//! Costs are 16-bit integers, so that every machine finds the same path regardless of the order of
+//! additions. A state's cost is twice the squared distance of its integers from their targets,
+//! which are rounded to quarters. It is at most [`DEAREST`]. Every head can be reached from the
+//! cheapest path in three states, so costs relative to the cheapest one fit 16 bits. On equal costs
+//! the lower state wins.
 //!
-//! Only the least cost of each head is kept, not the state that gave it: to find that again along
-//! one path takes less time than to note it for all.
+//! The search stores only the least cost of each head, not the state that reached it. Recomputing
+//! that state along one path takes less time than storing it for all heads.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -19,59 +19,61 @@ pub const WEIGHTS: usize = TILE * TILE;
 
 /// States of a tile.
 pub const STEPS: usize = WEIGHTS / 2;
-/// States that are worked on at once. At least as many states differ in their oldest bits alone.
+/// States that are processed at once. At least this many states differ only in their oldest bits.
 const LANES: usize = 32;
 /// Tiles that are worked on at once: they share what is read from the tables.
 pub const TOGETHER: usize = 4;
-/// States on either side of the circle's seam that settle which state it is closed in.
+/// States on either side of the circle's seam that determine the state at the seam.
 const SEAM: usize = 40;
-/// Largest target in quarters: -30 to 30 is what the integers reach.
+/// Largest target in quarters. The integers range from -30 to 30.
 const LARGEST: f32 = 127.0;
-/// Bound of a state's cost: its integers are at most 61.75 from their targets.
+/// Largest cost of a state: its integers are at most 61.75 from their targets.
 const DEAREST: u16 = 15_300;
-/// Cost of heads that cannot be reached yet: more than three states cost. One state more still fits
-/// 16 bits.
+/// Cost of heads that cannot be reached yet: above the cost of three states. Adding one more state
+/// still fits 16 bits.
 const UNREACHED: u16 = 50_000;
 const _: () = assert!(3 * DEAREST < UNREACHED && UNREACHED <= u16::MAX - DEAREST);
 
-/// States of [`LANES`] heads with the same oldest bits. A lane's head is that of [`head_of_lane`].
+/// States of [`LANES`] heads with the same oldest bits. [`head_of_lane`] maps lanes to heads.
 #[derive(Clone)]
 #[repr(align(64))]
 struct Block {
-    /// The two integers of each state and [`OFFSET`].
+    /// The two integers of each state plus [`OFFSET`].
     pairs: [[u8; 2]; LANES],
-    /// Twice the sum of their squares.
+    /// Twice the sum of the squares of `pairs`.
     squares: [u16; LANES],
 }
 
-/// Returns the head of a lane. Lanes alternate between the two halves of a block, because the
-/// halves may follow different heads: two costs of 16 bits are then repeated as one of 32.
+/// Returns the head of a lane.
+///
+/// Lanes alternate between the two halves of a block, because the halves may follow different
+/// heads: the two 16-bit costs are then repeated as one 32-bit value.
 const fn head_of_lane(lane: usize) -> usize {
     lane % 2 * (LANES / 2) + lane / 2
 }
 
-/// A state's two targets as costs want them.
+/// A state's two targets, in the form that cost computations use.
 #[derive(Clone, Copy)]
 struct Target {
     quarters: [i8; 2],
-    /// Makes the least possible cost 0: a cost is `base + squares - quarters * pairs`.
+    /// Offset that makes the least possible cost 0: a cost is `base + squares - quarters * pairs`.
     base: u16,
 }
 
-/// A target in units of the integers, as costs know it.
+/// Converts a target in units of the integers to quarters.
 pub fn quarters(target: f32) -> i8 {
     (target * 4.0).round().clamp(-LARGEST, LARGEST) as i8
 }
 
 impl Target {
-    /// `targets` in units of the integers.
+    /// Creates a target; `targets` are in units of the integers.
     fn new(targets: &[f32; 2]) -> Target {
         let quarters = targets.map(quarters);
         let base = |t: i8| (t as i32 * t as i32 + 7) / 8 + OFFSET * t as i32;
         Target { quarters, base: quarters.map(base).iter().sum::<i32>() as u16 }
     }
 
-    /// Returns the cost of two integers less the base.
+    /// Returns the cost of two integers, without the base.
     #[inline(always)]
     fn cost([x, y]: [i32; 2], quarters: [i8; 2]) -> i32 {
         let (p, q) = (x + OFFSET, y + OFFSET);
@@ -79,24 +81,25 @@ impl Target {
     }
 }
 
-/// Memory of one tile's search.
+/// Buffers of one tile's search.
 struct Search {
-    /// Costs in front of the two halves of a block, with the base of the next state.
+    /// Costs before the two halves of a block, including the base of the next state.
     front: Vec<[u16; 2]>,
-    costs: Vec<u16>, // [STEPS + 1, heads] least cost in front of a state
+    costs: Vec<u16>, // [STEPS + 1, heads]: least cost before a state
 }
 
-/// One tile's part of a step.
+/// One tile's part of a step of the search.
 struct Step<'a> {
     quarters: [i8; 2],
     front: &'a [[u16; 2]],
     next: &'a mut [[u16; LANES]],
 }
 
-/// An encoder with its tables and its memory.
+/// An encoder with its tables and buffers.
 pub struct Viterbi {
     trellis: Trellis,
-    blocks: Vec<Block>, // [heads / LANES, 2^step]: those that differ in the oldest bits together
+    // [heads / LANES, 2^step]: blocks that differ in the oldest bits are adjacent
+    blocks: Vec<Block>,
     searches: [Search; TOGETHER],
 }
 
@@ -128,7 +131,7 @@ impl Viterbi {
         Viterbi { trellis, blocks, searches: [(); TOGETHER].map(search) }
     }
 
-    /// The bits of each row of the tiles whose integers come nearest to `targets` (row-major, in
+    /// Finds the bits of each row of the tiles with integers nearest to `targets` (row-major, in
     /// units of the integers).
     pub fn encode(&mut self, targets: &[[f32; WEIGHTS]], rows: &mut [[u64; TILE]]) {
         let (targets, single_targets) = targets.as_chunks::<TOGETHER>();
@@ -141,8 +144,11 @@ impl Viterbi {
         }
     }
 
-    /// A circle closes only where the string's last bits are what its first states were told. They
-    /// are found by a free path over the seam, and kept in a second one round the circle.
+    /// Encodes N tiles.
+    ///
+    /// A circular path must end with the bits that its first states began with. An unconstrained
+    /// path over the seam determines these bits, and a second path round the circle is constrained
+    /// to them.
     fn encode_together<const N: usize>(
         &mut self,
         targets: &[[f32; WEIGHTS]; N],
@@ -156,7 +162,7 @@ impl Viterbi {
             targets.map(|t| std::array::from_fn(|i| t[(STEPS - SEAM + i) % STEPS]));
         let mut states = [[0; STEPS]; N];
         self.path(std::array::from_fn(|n| &seams[n][..]), None, &mut states);
-        // The state after the last weight.
+        // Head after the last weight.
         let heads = states.map(|s| s[SEAM - 1] & ((STATES >> self.trellis.step) as u32 - 1));
         self.path(std::array::from_fn(|n| &targets[n][..]), Some(heads), &mut states);
         let (step, per_row) = (self.trellis.step, STEPS / TILE);
@@ -169,8 +175,10 @@ impl Viterbi {
         }
     }
 
-    /// The states of the best path of each tile; with `ends`, of the best one whose first state
-    /// begins with these bits and whose last state ends with them.
+    /// Finds the states of the best path of each tile.
+    ///
+    /// With `ends`, the path's first state begins with these bits and its last state ends with
+    /// them.
     fn path<const N: usize>(
         &mut self,
         targets: [&[Target]; N],
@@ -180,7 +188,7 @@ impl Viterbi {
         let step = self.trellis.step;
         let (heads, length) = (STATES >> step, targets[0].len());
         self.searches.iter_mut().for_each(|s| s.costs[..heads].fill(0));
-        // Costs are not counted from the least one while some heads cannot be reached.
+        // Costs become relative to the least one only when all heads are reachable.
         let (settled, mut least) = (STATE_BITS.div_ceil(step) as usize, [0; N]);
         for t in 0..length - ends.is_some() as usize {
             let (blocks, mut searches) = (&self.blocks, self.searches.iter_mut());
@@ -210,7 +218,7 @@ impl Viterbi {
                     .min()
                     .unwrap_or(0),
             };
-            // A free path is for its middle alone.
+            // Only the middle of an unconstrained path is used.
             let from = if ends.is_none() { SEAM - 1 } else { 0 };
             for t in (from..length).rev() {
                 states[n][t] = state;
@@ -220,7 +228,7 @@ impl Viterbi {
     }
 }
 
-/// Makes all heads dear that cannot be reached from `head` by `bits` new bits.
+/// Raises the cost of all heads that are not reachable from `head` by `bits` new bits.
 fn close(costs: &mut [u16], head: usize, bits: u32) {
     let heads = costs.len();
     if let Some(reached) = 1usize.checked_shl(bits).filter(|reached| *reached < heads) {
@@ -230,7 +238,7 @@ fn close(costs: &mut [u16], head: usize, bits: u32) {
     }
 }
 
-/// Adds `base` to the costs, for both halves of a block where they follow the same head.
+/// Adds `base` to the costs, for both halves of a block if they follow the same head.
 fn fill_front(front: &mut [[u16; 2]], costs: &[u16], base: u16, step: u32) {
     if step == 4 {
         let front = front.as_flattened_mut();
@@ -240,11 +248,11 @@ fn fill_front(front: &mut [[u16; 2]], costs: &[u16], base: u16, step: u32) {
     }
 }
 
-/// Returns the state of a head that is cheapest behind `costs`.
+/// Returns the cheapest state of a head, given the costs before it.
 fn cheapest(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the machine has the instructions, as just asked.
+        // SAFETY: the check above found the instructions.
         return unsafe { x86::cheapest_avx2(trellis, costs, quarters, head) };
     }
     cheapest_of(trellis, costs, quarters, head)
@@ -253,10 +261,10 @@ fn cheapest(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) -> u3
 #[inline(always)]
 fn cheapest_of(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) -> u32 {
     let (step, heads) = (trellis.step, costs.len() as u32);
-    let behind = costs[(head >> step) as usize..].iter().step_by((heads >> step) as usize);
-    // A cost and the oldest bits, which decide where costs are equal.
+    let before = costs[(head >> step) as usize..].iter().step_by((heads >> step) as usize);
+    // Key: cost, then the oldest bits as tie-breaker.
     let mut keys = [i32::MAX; 256];
-    keys.iter_mut().zip(behind).for_each(|(key, cost)| *key = *cost as i32);
+    keys.iter_mut().zip(before).for_each(|(key, cost)| *key = *cost as i32);
     let keys = &mut keys[..1 << step];
     for (high, key) in keys.iter_mut().enumerate() {
         let own = Target::cost(trellis.integers(high as u32 * heads + head), quarters);
@@ -265,8 +273,10 @@ fn cheapest_of(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) ->
     (keys.iter().fold(i32::MAX, |a, b| a.min(*b)) as u32 & 255) * heads + head
 }
 
-/// One state further: adds the costs of states to those in front of them, and of states that differ
-/// in their oldest bits only takes the cheapest to `next`. Returns the least cost of each tile.
+/// Advances the search by one state.
+///
+/// Adds the costs of states to the costs before them. Of the states that differ only in their
+/// oldest bits, writes the cheapest cost to `next`. Returns the least cost of each tile.
 fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) -> [u16; N] {
     assert!(step >= 4 && blocks.len() == STATES / LANES);
     for Step { front, next, .. } in &steps {
@@ -275,7 +285,7 @@ fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) ->
     #[cfg(target_arch = "x86_64")]
     {
         if x86::has_avx512() {
-            // SAFETY: the machine has the instructions, as just asked, and the lengths are right.
+            // SAFETY: the check above found the instructions, and the lengths are asserted.
             return unsafe { x86::advance_avx512(step, blocks, steps) };
         }
         if is_x86_feature_detected!("avx2") {
@@ -286,15 +296,15 @@ fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) ->
     portable(step, blocks, steps)
 }
 
-/// Returns which costs are in front of block `at` of the heads with the lowest oldest bits, and the
-/// distance to those of the next oldest bits.
+/// Returns the index of the costs before block `at` for the lowest oldest bits, and the distance to
+/// those of the next oldest bits.
 #[inline(always)]
 fn in_front(step: u32, at: usize) -> (usize, usize) {
     let shift = step.max(5);
     ((at * LANES) >> shift, STATES >> step >> shift)
 }
 
-/// The same on any processor.
+/// Like [`advance`], on any processor.
 fn portable<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) -> [u16; N] {
     steps.map(|Step { quarters: [x, y], front, next }| {
         let mut all = u16::MAX;
@@ -330,10 +340,10 @@ mod tests {
         let Values::Trellis { gain, .. } = code.spec().values else { panic!("no trellis code") };
         gain
     }
-    /// Mean squared error on a unit Gaussian, of a million weights.
+    /// Mean squared error on a unit Gaussian, measured with a million weights.
     const DISTORTION: [f64; 4] = [0.0702, 0.0356, 0.0183, 0.0049];
 
-    /// Integers of a tile whose rows have these bits.
+    /// Decodes the integers of a tile from the bits of its rows.
     fn integers(trellis: Trellis, rows: &[u64; TILE]) -> Vec<i32> {
         (0..TILE).flat_map(|r| trellis.decode(rows[(r + TILE - 1) % TILE], rows[r])).collect()
     }
@@ -342,8 +352,8 @@ mod tests {
         std::array::from_fn(|i| values[i] * scale)
     }
 
-    /// Mean squared error on a unit Gaussian, each tile with its best scale behind a fixed one in
-    /// front.
+    /// Mean squared error on a unit Gaussian. Codes are chosen with a fixed scale; then each tile
+    /// gets its best scale.
     fn distortion(trellis: Trellis, tiles: usize, gain: f32) -> f64 {
         let x = gaussian(tiles * WEIGHTS, 77);
         let mut viterbi = Viterbi::new(trellis);
@@ -361,8 +371,8 @@ mod tests {
         (square - cross * cross / coded) / square
     }
 
-    /// The distortion of 60 tiles is within about 1 % of that of many. The ignored test below has a
-    /// million weights.
+    /// The distortion of 60 tiles is within about 1 % of that of many tiles. The ignored test below
+    /// uses a million weights.
     #[test]
     fn distortion_is_that_of_the_card() {
         for (code, want) in ALL.into_iter().zip(DISTORTION) {
@@ -382,8 +392,7 @@ mod tests {
         }
     }
 
-    /// The path that the circle's first and last bits agree on is the only thing that is
-    /// approximate.
+    /// Only the choice of the shared first and last bits of the circle is approximate.
     #[test]
     fn a_path_is_the_best_one_with_its_ends() {
         let trellis = Code::T4.trellis().unwrap();
@@ -482,8 +491,8 @@ mod tests {
         }
     }
 
-    /// Run by hand to find multipliers: `cargo test --release --lib search_for_multipliers --
-    /// --ignored --nocapture`.
+    /// Run by hand to find multipliers:
+    /// `cargo test --release --lib search_for_multipliers -- --ignored --nocapture`.
     #[test]
     #[ignore = "a search of some minutes, run by hand"]
     fn search_for_multipliers() {

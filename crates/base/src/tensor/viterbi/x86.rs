@@ -4,24 +4,24 @@ use super::{Block, LANES, Step, Trellis, cheapest_of, in_front};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
-/// Whether the machine has what [`advance_avx512`] is compiled for.
+/// Returns whether the machine has the instructions that [`advance_avx512`] needs.
 pub fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
 }
 
-/// As [`super::cheapest`].
+/// Like [`super::cheapest`].
 #[target_feature(enable = "avx2")]
 pub fn cheapest_avx2(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) -> u32 {
     cheapest_of(trellis, costs, quarters, head)
 }
 
-/// The two costs as they are repeated in a vector.
+/// Packs the two costs into one value, to be repeated in a vector.
 #[inline(always)]
 fn both(front: &[u16; 2]) -> i32 {
     front[0] as i32 | (front[1] as i32) << 16
 }
 
-/// As [`super::advance`], which checks the lengths.
+/// Like [`super::advance`], which checks the lengths.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub unsafe fn advance_avx512<const N: usize>(
     step: u32,
@@ -38,7 +38,7 @@ pub unsafe fn advance_avx512<const N: usize>(
         let mut least = [_mm512_set1_epi16(-1); N];
         let (mut front, stride) = in_front(step, at);
         for block in &blocks[at << step..][..1 << step] {
-            // SAFETY: arrays of 64 bytes each; the caller's lengths.
+            // SAFETY: arrays of 64 bytes each; the caller checked the lengths.
             unsafe {
                 let pairs = _mm512_load_si512(block.pairs.as_ptr().cast());
                 let squares = _mm512_load_si512(block.squares.as_ptr().cast());
@@ -67,7 +67,7 @@ pub unsafe fn advance_avx512<const N: usize>(
     })
 }
 
-/// The same by halves of a block.
+/// Like [`advance_avx512`], by halves of a block.
 #[target_feature(enable = "avx2")]
 pub unsafe fn advance_avx2<const N: usize>(
     step: u32,
@@ -83,7 +83,7 @@ pub unsafe fn advance_avx2<const N: usize>(
         for (half, least) in found.iter_mut().enumerate() {
             let (mut front, stride) = in_front(step, at);
             for block in &blocks[at << step..][..1 << step] {
-                // SAFETY: halves of arrays of 64 bytes; the caller's lengths.
+                // SAFETY: halves of arrays of 64 bytes; the caller checked the lengths.
                 unsafe {
                     let pairs = block.pairs.as_ptr().cast::<__m256i>().add(half);
                     let squares = block.squares.as_ptr().cast::<__m256i>().add(half);

@@ -1,9 +1,9 @@
-//! The header of a GGUF file: magic, version, metadata, tensor list; then the data, each tensor at
-//! a multiple of the alignment.
+//! The header of a GGUF file: magic, version, metadata, tensor list. The data of the tensors
+//! follows, each at a multiple of the alignment.
 //!
-//! Nothing in the file is believed: every count is held against the bytes that are left before
-//! anything is allocated for it, and every tensor must lie inside the file and apart from the
-//! others. Spec: github.com/ggml-org/ggml, docs/gguf.md.
+//! Nothing in the file is trusted. Every count is compared with the remaining bytes before memory
+//! is allocated for it. Every tensor must lie inside the file without overlapping others. Spec:
+//! github.com/ggml-org/ggml, docs/gguf.md.
 
 use super::metadata::{Metadata, Value};
 use super::types;
@@ -16,28 +16,28 @@ use std::fmt::Display;
 use std::ops::Range;
 
 pub const MAGIC: &[u8; 4] = b"GGUF";
-/// The version that is written; 2 is read too, and differs in nothing that matters here.
+/// The version that is written. Version 2 is read too; the differences do not matter here.
 pub const VERSION: u32 = 3;
-/// Alignment where the file names none.
+/// Alignment if the file does not set one.
 pub const ALIGNMENT: usize = 32;
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// The longest header that is believed; Gemma's has about 8 MB.
+/// Largest accepted header in bytes; Gemma's has about 8 MB.
 const MAX_HEADER: usize = super::super::header::MAX_HEADER;
-/// The longest name of a tensor or a key.
+/// Largest accepted name of a tensor or a key, in bytes.
 const MAX_NAME: usize = 1 << 16;
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub name: String,
-    /// A code that GGUF files have a type for.
+    /// A code with a GGUF type.
     pub code: Code,
-    /// The type.
+    /// Its GGUF type.
     pub ggml: GgmlType,
-    /// Outermost first: the reverse of the file's own order.
+    /// Outermost dimension first: the reverse of the file's order.
     pub shape: Vec<usize>,
-    /// Bytes of the file, counted from its start.
+    /// Byte range in the file.
     pub range: Range<usize>,
 }
 
@@ -46,12 +46,12 @@ fn damaged(file: &str, what: impl Display) -> Fault {
         .help("the file is damaged or was not fully downloaded: fetch it again")
 }
 
-/// An unsigned number, cut to what i64 holds.
+/// Converts an unsigned number to i64, clamped at its maximum.
 fn cut(bytes: [u8; 8]) -> i64 {
     i64::try_from(u64::from_le_bytes(bytes)).unwrap_or(i64::MAX)
 }
 
-/// Bytes that are read from the front.
+/// Cursor over the bytes of the header.
 struct Reader<'a> {
     file: &'a str,
     bytes: &'a [u8],
@@ -69,8 +69,7 @@ impl<'a> Reader<'a> {
         };
         self.at += n;
         if self.at > MAX_HEADER {
-            let what =
-                format!("its header is longer than {MAX_HEADER} bytes, which is not believed");
+            let what = format!("its header is longer than the limit of {MAX_HEADER} bytes");
             return Err(damaged(self.file, what));
         }
         Ok(part)
@@ -88,14 +87,14 @@ impl<'a> Reader<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things of at least `least` bytes each.
+    /// Reads a count of items of at least `least` bytes each.
     fn count(&mut self, least: usize, what: &str) -> Result<usize, Fault> {
         let n = self.u64(what)?;
         let room = (self.bytes.len() - self.at) / least;
         if n > room as u64 {
             return Err(damaged(
                 self.file,
-                format!("claims {n} {what}, for which it is too short"),
+                format!("claims {n} {what}, but is too short for them"),
             ));
         }
         Ok(n as usize)
@@ -104,7 +103,8 @@ impl<'a> Reader<'a> {
     fn text(&mut self, what: &str) -> Result<String, Fault> {
         let n = self.count(1, &format!("bytes of {what}"))?;
         let bytes = self.take(n, what)?;
-        // Pieces of a vocabulary may be broken on purpose; names that are broken are found nowhere.
+        // Pieces of a vocabulary may be invalid UTF-8 on purpose. A tensor with an invalid name is
+        // never found.
         Ok(String::from_utf8_lossy(bytes).into_owned())
     }
 
@@ -189,7 +189,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// One line of the tensor list; its range still counts from the start of the data.
+    /// Reads one entry of the tensor list. Its range is relative to the start of the data.
     fn tensor(&mut self) -> Result<Entry, Fault> {
         let name = self.name("the name of a tensor")?;
         let bad = |what: String| damaged(self.file, format!("tensor `{name}` {what}"));
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads and checks the header of a whole file. `file` is only named in errors. Tensors come in the
+/// Reads and checks the header of a whole file. `file` is only used in errors. Tensors are in the
 /// order of their data.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
     Ok(read(&mut Reader { file, bytes, at: 0 })?)
@@ -239,7 +239,7 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
 fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
     if r.bytes.get(..4) != Some(MAGIC) {
         foreign::check_bytes(r.file, r.bytes)?;
-        return Err(damaged(r.file, "it does not begin as a GGUF file does"));
+        return Err(damaged(r.file, "it does not begin with the letters GGUF"));
     }
     r.at = 4;
     match r.u32("the version")? {
@@ -257,7 +257,8 @@ fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
             .help(help));
         }
     }
-    // 8 bytes of name length, 1 of name, 4 of dimensions, 8 for one, 4 of type, 8 of offset.
+    // 8 bytes for the name's length, 1 for the name, 4 for the number of dimensions, 8 for one
+    // dimension, 4 for the type, 8 for the offset.
     let n_tensors = r.count(33, "tensors")?;
     let n_values = r.count(14, "metadata values")?;
     let mut metadata = Metadata::default();
@@ -292,7 +293,7 @@ fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
     Ok((metadata, entries))
 }
 
-/// Ranges from the start of the data to ranges of the file, sorted, apart and inside.
+/// Converts ranges in the data to ranges in the file. Sorts them and checks bounds and overlaps.
 fn place(
     file: &str,
     entries: &mut [Entry],
@@ -331,7 +332,7 @@ fn place(
 mod tests {
     use super::*;
 
-    /// The bytes of a file without tensors whose key `a` has this type and these bytes.
+    /// Parses a file without tensors and with one key `a` of this type and value.
     fn value(kind: u32, bytes: &[u8]) -> Option<Value> {
         let head = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &1u64.to_le_bytes()];
         let key = [&1u64.to_le_bytes()[..], b"a", &kind.to_le_bytes(), bytes];
@@ -339,7 +340,7 @@ mod tests {
         parse("a.gguf", &file).unwrap().0.get("a").cloned()
     }
 
-    /// The types of numbers with their bytes, and an element that each can hold.
+    /// All number types, each with its bytes and the parsed value.
     fn numbers() -> Vec<(u32, Vec<u8>, Value)> {
         let int = |kind, bytes: &[u8], n| (kind, bytes.to_vec(), Value::Int(n));
         vec![

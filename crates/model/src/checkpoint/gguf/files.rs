@@ -1,4 +1,4 @@
-//! Which files a GGUF model consists of: one, or the parts `name-00001-of-0000N.gguf`.
+//! Finds the files of a GGUF model: one file, or parts named `name-00001-of-0000N.gguf`.
 
 use super::container::{self, Entry, MAGIC};
 use super::metadata::Metadata;
@@ -11,7 +11,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// All parts, opened and checked.
+/// A GGUF model with all its parts opened and checked.
 #[derive(Debug)]
 pub struct Model {
     /// The directory of the parts.
@@ -20,12 +20,12 @@ pub struct Model {
     pub parts: Vec<Bytes>,
     /// Metadata of the first part.
     pub metadata: Metadata,
-    /// Part and tensor; by part, then by place in the file.
+    /// (part, tensor) pairs, ordered by part and then by offset in the file.
     pub tensors: Vec<(usize, Entry)>,
 }
 
-/// The GGUF file that `path` means: itself, or the only model in the directory; `None` where it
-/// means something else.
+/// Returns the GGUF file of `path`: itself, or the only model in the directory. `None` if `path` is
+/// not a GGUF model.
 pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     if path.is_file() {
         let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
@@ -53,16 +53,20 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Names of the files of a GGUF model. The number of parts is what the first name says, and so
-/// the names are made one by one: a name can promise 99,999 parts that do not exist.
+/// Names of the files of a GGUF model.
+///
+/// The first file's name tells the number of parts. Names are generated lazily, since a name can
+/// claim 99,999 parts that do not exist.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GgufNames {
     first: String,
 }
 
 impl GgufNames {
-    /// Returns the names of the model that begins with this file: the file, or all parts if it is
-    /// the first part. `None` for later parts, vision towers, importance matrices and other files.
+    /// Returns the names of the model that starts with this file.
+    ///
+    /// These are the file itself, or all parts if it is the first part. `None` for later parts,
+    /// vision towers, importance matrices and other files.
     pub fn of_first(name: &str) -> Option<GgufNames> {
         let is_other = name.contains("mmproj") || name.contains("imatrix");
         let is_first = part_of(name).is_none_or(|part| part.number == 1);
@@ -74,7 +78,7 @@ impl GgufNames {
         &self.first
     }
 
-    /// Returns the name without its number and its ending.
+    /// Returns the name without part number and extension.
     pub fn stem(&self) -> &str {
         let stem = || self.first.strip_suffix(".gguf");
         part_of(&self.first).map(|part| part.stem).or_else(stem).unwrap_or(&self.first)
@@ -94,7 +98,7 @@ fn begins_as_gguf(path: &Path) -> bool {
     open_regular(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *MAGIC
 }
 
-/// The name of one file of a split model.
+/// Parsed name of one file of a split model.
 struct Part<'a> {
     stem: &'a str,
     number: usize,
@@ -108,7 +112,7 @@ impl Part<'_> {
     }
 }
 
-/// `stem-00002-of-00005.gguf`
+/// Parses a name such as `stem-00002-of-00005.gguf`.
 fn part_of(name: &str) -> Option<Part<'_>> {
     let rest = name.strip_suffix(".gguf")?;
     let (rest, count) = rest.rsplit_once("-of-")?;
@@ -120,7 +124,7 @@ fn part_of(name: &str) -> Option<Part<'_>> {
     (1..=count).contains(&number).then_some(Part { stem, number, count })
 }
 
-/// Opens the file and, where it is one part of several, all others.
+/// Opens the file and, if it is one of several parts, all others.
 pub fn open(path: &Path) -> Result<Model> {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// A value; integers and floats of every width look alike, and what is beyond i64 is cut to it.
+/// A value. Integers and floats of all widths are merged; integers are clamped to i64.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Int(i64),
@@ -15,12 +15,12 @@ pub enum Value {
     Texts(Vec<String>),
 }
 
-/// Keys and values, each key once.
+/// Keys and values; keys are unique.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata(BTreeMap<String, Value>);
 
 impl Metadata {
-    /// False, and nothing done, where the key is there already.
+    /// Inserts a value. Returns false and does nothing if the key exists.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         let new = !self.0.contains_key(&key);
         if new {
@@ -33,7 +33,7 @@ impl Metadata {
         self.0.get(key)
     }
 
-    /// `None` where the key is missing or of another type, as for the functions below.
+    /// Returns a text. `None` if the key is missing or has another type; so do the functions below.
     pub fn text(&self, key: &str) -> Option<&str> {
         match self.get(key)? {
             Value::Text(text) => Some(text),
@@ -69,7 +69,7 @@ impl Metadata {
         }
     }
 
-    /// A float, or an integer as one.
+    /// Returns a float, or an integer converted to one.
     pub fn float(&self, key: &str) -> Option<f64> {
         match self.get(key)? {
             Value::Float(v) => Some(*v),

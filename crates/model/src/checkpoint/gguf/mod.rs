@@ -1,5 +1,5 @@
-//! GGUF, the files of llama.cpp: container and block types. `models/gguf` gives keys and
-//! tensors their meaning.
+//! GGUF, the file format of llama.cpp: container and block types. `models/gguf` interprets keys and
+//! tensors.
 
 pub mod container;
 mod files;

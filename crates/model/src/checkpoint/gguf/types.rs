@@ -1,5 +1,5 @@
-//! Types of the tensors of GGUF files: their numbers and names there, and their blocks turned into
-//! matrices and back. How each type stores a block says the table of [`gemma_base::tensor::block`].
+//! Tensor types of GGUF files: their numbers and names, and conversion of their blocks to matrices
+//! and back. The table of [`gemma_base::tensor::block`] defines how each type stores a block.
 
 use crate::checkpoint::Dtype;
 use anyhow::Result;
@@ -9,7 +9,7 @@ use gemma_base::tensor::{Code, Format, GgmlType, Matrix, Values, side};
 use gemma_base::util::threads;
 use std::ops::Range;
 
-/// All types of ggml. A type can be read where a row of the table of blocks has its name.
+/// All types of ggml. Types with their name in the table of blocks can be read.
 const TYPES: [(u32, &str); 29] = [
     (0, "F32"),
     (1, "F16"),
@@ -42,33 +42,33 @@ const TYPES: [(u32, &str); 29] = [
     (40, "NVFP4"),
 ];
 
-/// Weights decoded by one thread at once.
+/// Weights that one thread decodes per task.
 const RUN: usize = 1 << 20;
 
-/// Returns the name of a type, if ggml has one of this number.
+/// Returns the name of the type with this number, if ggml has one.
 pub fn name(number: u32) -> Option<&'static str> {
     TYPES.iter().find(|row| row.0 == number).map(|row| row.1)
 }
 
-/// Returns the code of a type that can be read.
+/// Returns the code of a readable type.
 pub fn code(number: u32) -> Option<Code> {
     let name = name(number)?;
     BLOCKS.iter().find(|block| block.ggml.is_some_and(|t| t.name == name)).map(|block| block.code)
 }
 
-/// Returns the number of the type that holds a code.
+/// Returns the type number of a code.
 pub fn number(code: Code) -> Option<u32> {
     let name = code.spec().ggml?.name;
     TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
 }
 
-/// Names of all types that can be read, for messages.
+/// Lists all readable types, for messages.
 pub fn readable() -> String {
     let names = TYPES.iter().filter(|row| code(row.0).is_some()).map(|row| row.1);
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The type of plain floats.
+/// Returns the dtype of a code of plain floats.
 pub fn dtype(code: Code) -> Option<Dtype> {
     match code {
         Code::F32 => Some(Dtype::F32),
@@ -78,7 +78,7 @@ pub fn dtype(code: Code) -> Option<Dtype> {
     }
 }
 
-/// How the blocks of a type become integers.
+/// Converts the blocks of a type to integers.
 #[derive(Clone, Copy)]
 pub struct Opener {
     pub format: Format,
@@ -94,7 +94,8 @@ impl Opener {
         Some(Opener { format, ggml, open: ggml.split?.open, values })
     }
 
-    /// Calls `each` with the stored codes and the side of every block, and its slice of `out`.
+    /// Calls `each` with the stored codes and the side of every block, and the block's slice of
+    /// `out`.
     fn blocks(&self, data: &[u8], out: &mut [u8], each: impl Fn(&[u8], &[u8], &mut [u8])) {
         let (mut codes, mut side) = ([0; WEIGHTS], [0; side::BYTES]);
         let codes = match self.values {
@@ -123,18 +124,18 @@ impl Opener {
         self.blocks(data, out, |_, side, out| out.copy_from_slice(side));
     }
 
-    /// Bytes of the packed codes of a block.
+    /// Returns the bytes of the packed codes of a block.
     pub fn code_bytes(&self) -> usize {
         self.ggml.weights * self.format.code.bits_of_eight() / 64
     }
 
-    /// Bytes of its side.
+    /// Returns the bytes of a block's side.
     pub fn side_bytes(&self) -> usize {
         self.format.code.spec().side.bytes()
     }
 }
 
-/// Rows of blocks as a matrix that holds the same values to the bit.
+/// Converts rows of blocks to a matrix with exactly the same values.
 pub fn matrix(
     code: Code,
     rows: usize,
@@ -159,7 +160,7 @@ fn opener(code: Code, rows: usize, cols: usize, data: &[u8]) -> Result<Opener> {
         .ok_or_else(|| anyhow::anyhow!("{code:?} [{rows}, {cols}] is not of {} bytes", data.len()))
 }
 
-/// Cuts input and output at the same blocks and works on the pieces side by side.
+/// Splits input and output at the same blocks and processes the pieces in parallel.
 fn spread(
     opener: &Opener,
     data: &[u8],
@@ -178,8 +179,8 @@ fn spread(
     });
 }
 
-/// Rows of a matrix as blocks of the type that holds its code, each scale repeated where a group is
-/// wider than a block; `None` where such files are not written.
+/// Converts rows of a matrix to blocks of its GGUF type. If a group is wider than a block, its
+/// scale is repeated. `None` if this type is never written.
 pub fn encode(matrix: &Matrix<'_>, rows: Range<usize>) -> Option<Vec<u8>> {
     let Opener { ggml, values: Values::Integer(integer), .. } = Opener::new(matrix.format.code)?
     else {
@@ -214,15 +215,15 @@ mod tests {
         assert_eq!((name(19), code(19), name(4)), (Some("IQ1_S"), None, None));
     }
 
-    /// A native matrix is no larger than its blocks, and those that are written come back.
+    /// A native matrix is at most as large as its blocks. Types that are written also convert back.
     #[test]
     fn blocks_go_there_and_back() {
         for block in BLOCKS.iter() {
             let Some(Opener { ggml, .. }) = Opener::new(block.code) else { continue };
-            // More blocks than one thread takes at a time.
+            // More blocks than one thread's task.
             let (rows, cols) = (1100, 512);
             let n = rows * ggml.bytes_of(cols);
-            // No exponent of an f16 is all ones.
+            // The mask keeps f16 exponents from being all ones.
             let data: Vec<u8> = (0..n).map(|i| (i * 37 + i / 251 * 11) as u8 & 0xbb).collect();
             let native = matrix(block.code, rows, cols, &data, 2).unwrap();
             let side = block.side.bytes() * rows * cols / ggml.weights;

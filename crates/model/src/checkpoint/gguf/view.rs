@@ -1,5 +1,5 @@
-//! A GGUF model behind the door that all checkpoints share: it looks like a Hugging Face directory
-//! once someone who knows the model has said how.
+//! A GGUF model as a checkpoint. It is presented like a Hugging Face directory, using names and a
+//! configuration that the model's architecture provides.
 
 use super::{Metadata, files, types};
 use crate::checkpoint::header::Entry;
@@ -13,28 +13,28 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Makes a side file from the metadata.
+/// Function that generates a side file from the metadata.
 pub type Make = fn(&Metadata) -> Result<Vec<u8>>;
 
-/// How a GGUF model is to be seen.
+/// Description of how to present a GGUF model.
 pub struct Presentation<'a> {
-    /// As in `config.json`.
+    /// Configuration in the form of `config.json`.
     pub config: serde_json::Value,
-    /// The name by which a tensor shall be known; `None` keeps the file's.
+    /// Maps the file's tensor name to the presented name; `None` keeps the file's name.
     pub rename: &'a dyn Fn(&str) -> Option<String>,
-    /// Whether a tensor, by the file's name, holds 1 more than it means. Such tensors are held in
-    /// memory.
+    /// Returns whether a tensor, by the file's name, stores its values plus 1. These tensors are
+    /// converted in memory.
     pub plus_one: &'a dyn Fn(&str) -> bool,
-    /// Files that a directory would have beside its weights, made when they are asked for.
+    /// Files that a directory would have next to its weights, generated on first use.
     pub files: Vec<(&'static str, Make)>,
     pub notes: Vec<String>,
 }
 
-/// The parts of a checkpoint that only GGUF files have.
+/// The parts of a checkpoint that exist only for GGUF files.
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
-    /// Codes of the tensors that are stored in blocks, by the names they are known by.
+    /// Codes of the block-quantised tensors, by presented name.
     blocks: HashMap<String, Code>,
     files: Vec<(&'static str, Make, OnceLock<Vec<u8>>)>,
 }
@@ -50,7 +50,7 @@ impl Gguf {
         };
         if made.get().is_none() {
             let bytes = make(&self.metadata)?;
-            // Someone else may have been faster, with the same bytes.
+            // Another thread may have set it first, to the same bytes.
             let _ = made.set(bytes);
         }
         Ok(made.get().map(|bytes| Cow::Borrowed(bytes.as_slice())))
@@ -86,18 +86,18 @@ impl Checkpoint {
         })
     }
 
-    /// Metadata of a GGUF file; `None` for other checkpoints.
+    /// Returns the metadata of a GGUF file; `None` for other checkpoints.
     pub fn metadata(&self) -> Option<&Metadata> {
         self.gguf.as_ref().map(|g| &g.metadata)
     }
 
-    /// The metadata of a GGUF file of which nobody has said yet how it is to be seen.
+    /// Returns the metadata of a GGUF file if [`Checkpoint::present`] was not called yet.
     pub fn unpresented(&self) -> Option<&Metadata> {
         self.metadata().filter(|_| self.config.is_null())
     }
 
-    /// Puts on another face: from here on it looks like a directory with this configuration, these
-    /// names and these files.
+    /// Presents the GGUF file like a directory with this configuration, these names and these
+    /// files.
     pub fn present(mut self, how: Presentation<'_>) -> Result<Checkpoint> {
         let Some(gguf) = &mut self.gguf else { anyhow::bail!("{} is not a GGUF model", self.name) };
         gguf.files =
@@ -121,7 +121,7 @@ impl Checkpoint {
                     data: &self.shards[*shard][entry.range.clone()],
                 };
                 let start = made.len();
-                // Exact where what is meant lies above -1/2.
+                // The subtraction is exact if the result is above -1/2.
                 made.extend(view.to_f32()?.iter().flat_map(|v| (v - 1.0).to_le_bytes()));
                 (*shard, entry.dtype, entry.range) =
                     (self.shards.len(), Dtype::F32, start..made.len());

@@ -1,16 +1,16 @@
-//! The header of a GGUF file to be written, with the tensors that no source has; the data of the
-//! others follows in their order, each padded to the alignment.
+//! Builds the header of a GGUF file, including the tensors without a source. The data of the other
+//! tensors follows in their order, each padded to the alignment.
 
 use super::container::{ALIGNMENT, MAGIC, VERSION};
 use super::types;
 use gemma_base::tensor::Code;
 
-/// Metadata as it goes into the file, in this order, and the tensors that follow from it.
+/// Metadata in file order, and the tensors that depend on it.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     count: u64,
     bytes: Vec<u8>,
-    /// Vectors of f32 that no source has. They come before the other tensors.
+    /// f32 vectors without a source tensor. They come before the other tensors.
     vectors: Vec<(String, Vec<f32>)>,
 }
 
@@ -68,7 +68,7 @@ impl Keys {
         self.put(key, 9, &bytes);
     }
 
-    /// Adds a tensor of f32.
+    /// Adds an f32 tensor.
     pub fn vector(&mut self, name: &str, values: Vec<f32>) {
         self.vectors.push((name.into(), values));
     }
@@ -89,26 +89,26 @@ fn list(kind: u32, len: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    /// A code that GGUF files have a type for.
+    /// A code with a GGUF type.
     pub code: Code,
-    /// Outermost first.
+    /// Outermost dimension first.
     pub shape: Vec<usize>,
 }
 
 impl Tensor {
-    /// Bytes of its data, without padding.
+    /// Returns the bytes of the tensor's data, without padding.
     pub fn bytes(&self) -> u64 {
         let weights = self.shape.iter().product();
         self.code.spec().ggml.map_or(0, |ggml| ggml.bytes_of(weights)) as u64
     }
 
-    /// Zeros behind its data.
+    /// Returns the number of zero bytes after the tensor's data.
     pub fn padding(&self) -> usize {
         (self.bytes().next_multiple_of(ALIGNMENT as u64) - self.bytes()) as usize
     }
 }
 
-/// Everything before the data of these tensors.
+/// Returns all bytes before the data of these tensors.
 pub fn header(keys: &Keys, tensors: &[Tensor]) -> Vec<u8> {
     let vector = |(name, values): &(String, Vec<f32>)| Tensor {
         name: name.clone(),

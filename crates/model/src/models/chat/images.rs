@@ -1,4 +1,4 @@
-//! Images in messages: where a template marks them, and where their places stand among the tokens.
+//! Images in messages: their mark in a template, and their placeholders among the tokens.
 
 use super::super::tokenizer::Tokenizer;
 use anyhow::{Result, ensure};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// An image in a message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MessageImage {
-    /// Byte of the message's content before which it stands.
+    /// Byte offset in the message's content before which the image is inserted.
     pub at: usize,
-    /// Bytes of a picture's file.
+    /// Bytes of an image file.
     pub file: Arc<[u8]>,
 }
 
@@ -23,7 +23,7 @@ impl std::fmt::Debug for MessageImage {
     }
 }
 
-/// Returns the content of a message as templates read it: text, or a list of texts and images.
+/// Returns the content of a message for templates: text, or a list of texts and images.
 pub fn content(text: &str, images: &[MessageImage]) -> Value {
     if images.is_empty() {
         return json!(text);
@@ -45,7 +45,7 @@ pub fn content(text: &str, images: &[MessageImage]) -> Value {
     parts.into()
 }
 
-/// The text that stands for an image: what a template writes, and what the model reads instead.
+/// Text of an image: the mark that a template writes, and the text that replaces it for the model.
 #[derive(Clone, Debug, Default)]
 pub struct ImageText {
     mark: String,
@@ -55,10 +55,10 @@ pub struct ImageText {
 }
 
 impl ImageText {
-    /// Makes the text of an image.
+    /// Creates the text of an image.
     ///
-    /// Templates write the token `mark`. The model reads `around`, `begin`, the places of the
-    /// image, `end` and `around`.
+    /// Templates write the token `mark`. The model reads `around`, `begin`, the image's
+    /// placeholders, `end` and `around`.
     ///
     /// # Errors
     /// A [`Fault`] if the tokenizer lacks one of the tokens.
@@ -79,15 +79,15 @@ impl ImageText {
         Ok(ImageText { mark: name(mark)?, text, begin, end })
     }
 
-    /// Puts the model's text of an image in place of each mark.
+    /// Replaces each mark by the model's text of an image.
     pub(super) fn expand(&self, prompt: &str) -> String {
         prompt.replace(&self.mark, &self.text)
     }
 
-    /// Puts the places of images where their begin and end meet.
+    /// Inserts the placeholders of images between their begin and end tokens.
     ///
     /// # Errors
-    /// A [`Fault`] if the prompt shows another number of images.
+    /// A [`Fault`] if the prompt contains a different number of images.
     pub fn place(&self, tokens: &[Token], places: &[Range<Token>]) -> Result<Vec<Token>> {
         let is_image = |i: &usize| tokens[*i..].starts_with(&[self.begin, self.end]);
         let shown: Vec<usize> = (0..tokens.len()).filter(is_image).collect();

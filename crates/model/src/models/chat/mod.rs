@@ -1,9 +1,10 @@
-//! Prompts from messages, by the model's own chat template.
+//! Builds prompts from messages with the model's own chat template.
 //!
-//! The template is rendered, then encoded without any automatic BOS. A control token that a message
-//! spells out stays text, while the template's own become tokens. A marker character breaks each
-//! control token inside a message before rendering. The rendered text is cut at the control tokens
-//! that are left, and the pieces between are encoded whole, without the markers.
+//! The template is rendered, then encoded without an automatic BOS. Control tokens of the template
+//! become tokens, while control tokens spelled out in a message stay text. For this, a marker
+//! character is inserted into each control token in a message before rendering. The rendered text
+//! is split at the remaining control tokens. The pieces between them are encoded whole, without the
+//! markers.
 
 mod images;
 mod jinja;
@@ -34,13 +35,13 @@ pub struct Message {
     /// `system`, `user`, `assistant`, or `tool` for the result of a call.
     pub role: String,
     pub content: String,
-    /// In the order of their places in the content.
+    /// In the order of their positions in the content.
     pub images: Vec<MessageImage>,
-    /// Thought before the calls, for templates that show it again.
+    /// Thought before the calls, for templates that include it.
     pub thought: String,
-    /// Calls of an assistant, for templates that know calls.
+    /// Calls of an assistant, for templates that support calls.
     pub calls: Vec<ToolCall>,
-    /// Id and function of the call that a result belongs to; empty where they are unknown.
+    /// Id and function of the call that a result belongs to; empty if unknown.
     pub result_of: Option<(String, String)>,
 }
 
@@ -58,18 +59,18 @@ impl Message {
         Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 
-    /// Adds an image after the content.
+    /// Appends an image after the content.
     pub fn show(&mut self, file: Arc<[u8]>) {
         self.images.push(MessageImage { at: self.content.len(), file });
     }
 
-    /// Returns the bytes of its texts.
+    /// Returns the total bytes of its texts.
     pub fn bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.name.len() + call.arguments.len());
         self.content.len() + self.thought.len() + calls.sum::<usize>()
     }
 
-    /// Returns the message as templates read it.
+    /// Returns the message in the form that templates read.
     fn value(&self) -> Json {
         let content = images::content(&self.content, &self.images);
         let mut value = json!({"role": self.role, "content": content});
@@ -93,42 +94,42 @@ impl Message {
     }
 }
 
-/// A chat template, the control tokens it names, and its inputs beside the messages.
+/// A chat template, its control tokens, and its inputs in addition to the messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
-    /// Functions in OpenAI's form.
+    /// Function declarations in OpenAI's format.
     tools: Vec<Json>,
     thinks: bool,
     #[serde(skip)]
     images: Option<ImageText>,
 }
 
-/// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
+/// Largest accepted template in bytes, which also limits nesting; Gemma's has 1,500 bytes.
 const LONGEST: usize = 64 << 10;
-/// Most bytes of a prompt from a template, unless a caller bounds it by a context. The tokenizer
-/// takes about 240 times as many.
+/// Largest rendered prompt in bytes, unless the caller limits it by a context. The tokenizer uses
+/// about 240 times as much memory.
 const LONGEST_PROMPT: usize = 4 << 20;
 
-/// The role of a child that renders a template.
+/// Role of a child process that renders a template.
 pub const ROLE: &str = "--render-template";
 
-/// Limits of such a child, and its processor time. A number of steps bounds no work, since one step
-/// may sort a list or double a text.
+/// Limits of that child, and its processor time. A step limit would not suffice, since one step may
+/// sort a list or double a text.
 pub const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
 pub const TIME: Duration = Duration::from_secs(5);
 
-/// SHA-256 of templates that need no limits: Gemma 3's, and the bundled demo's.
+/// SHA-256 of templates that need no limits: Gemma 3's and the bundled demo's.
 const KNOWN: [&str; 2] = [
     "7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4",
     "265def95aae410eb3dcb3de80a02489382ab43cf460b372169b49b1e5144f834",
 ];
 
 impl ChatTemplate {
-    /// Reads the template of `chat_template.jinja`, `chat_template.json` or
-    /// `tokenizer_config.json`, in that order; else takes the dialect's own.
+    /// Reads the template from `chat_template.jinja`, `chat_template.json` or
+    /// `tokenizer_config.json`, in that order. Uses the dialect's own template if there is none.
     pub fn from_checkpoint(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Self> {
         let read = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
@@ -145,7 +146,7 @@ impl ChatTemplate {
                 None => template_of(&config),
             },
         };
-        // Written as a text, or as {"content": text, ...}.
+        // Stored as a text, or as {"content": text, ...}.
         let token = |name: &str, default: &str| {
             let value = &config[name];
             value.as_str().or_else(|| value["content"].as_str()).unwrap_or(default).to_string()
@@ -159,38 +160,38 @@ impl ChatTemplate {
         })
     }
 
-    /// Returns the template of a dialect's own turns.
+    /// Returns the template of a dialect.
     pub fn built_in(dialect: &Dialect) -> Self {
         ChatTemplate::of(dialect.template.to_owned())
     }
 
-    /// Makes a template of this source, with Gemma's control tokens.
+    /// Creates a template from its source, with Gemma's control tokens.
     pub fn of(source: String) -> Self {
         let (bos, eos) = ("<bos>".into(), "<eos>".into());
         ChatTemplate { source, bos, eos, tools: Vec::new(), thinks: false, images: None }
     }
 
-    /// Returns whether it is one of this program's own.
+    /// Returns whether it is a template of this program.
     pub fn is_built_in(&self) -> bool {
         Dialect::is_template(&self.source)
     }
 
-    /// Declares functions, in OpenAI's form.
+    /// Declares functions, in OpenAI's format.
     pub fn with_tools(self, tools: Vec<Json>) -> Self {
         ChatTemplate { tools, ..self }
     }
 
-    /// Asks for thoughts before the answer, or for none.
+    /// Enables or disables thinking before the answer.
     pub fn thinking(self, thinks: bool) -> Self {
         ChatTemplate { thinks, ..self }
     }
 
-    /// Writes this text for each image.
+    /// Sets the text that is written for each image.
     pub fn showing(self, images: Option<ImageText>) -> Self {
         ChatTemplate { images, ..self }
     }
 
-    /// Returns the text that it writes for an image.
+    /// Returns the text that is written for each image.
     pub fn images(&self) -> Option<&ImageText> {
         self.images.as_ref()
     }
@@ -202,7 +203,7 @@ impl ChatTemplate {
 
     /// Returns the prompt as text. With `answer`, it ends where the model's answer begins.
     ///
-    /// A template that this program does not know is rendered by a child process under limits.
+    /// A child process under limits renders templates that this program does not know.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
         self.render_values(messages.iter().map(Message::value).collect(), answer)
     }
@@ -212,7 +213,7 @@ impl ChatTemplate {
         let messages = if is_early { with_responses(messages) } else { messages };
         if self.source.len() > LONGEST {
             let what = format!(
-                "the model's chat template has {} bytes, and {LONGEST} are taken at most",
+                "the model's chat template has {} bytes, more than the limit of {LONGEST}",
                 self.source.len()
             );
             return Err(Fault::model(what).help(jinja::NO_TEMPLATE).into());
@@ -228,8 +229,8 @@ impl ChatTemplate {
             Err(end) => end,
         };
         let why = match end {
-            ChildFailure::Time => "does not come to an end",
-            ChildFailure::Memory => "needs too much memory, or what it makes nests too deeply",
+            ChildFailure::Time => "does not end in time",
+            ChildFailure::Memory => "needs too much memory, or its output nests too deeply",
             ChildFailure::Unlimited => return Err(no_limits("the model's chat template").into()),
             ChildFailure::Unwanted | ChildFailure::Failed => "cannot be rendered",
         };
@@ -238,19 +239,19 @@ impl ChatTemplate {
             .into())
     }
 
-    /// Returns the prompt before an answer, with the text of each image.
+    /// Returns the prompt up to the answer, with the text of each image.
     fn expanded(&self, messages: Vec<Json>) -> Result<String> {
         let text = self.render_values(messages, true)?;
         Ok(self.images.as_ref().map(|images| images.expand(&text)).unwrap_or(text))
     }
 
-    /// Returns whether the authors of this program have read the template.
+    /// Returns whether the template is known to be harmless.
     fn is_known(&self) -> bool {
         self.is_built_in() || KNOWN.contains(&hex(Sha256::digest(&self.source).as_slice()).as_str())
     }
 
-    /// Returns the prompt as tokens, one BOS in front. `system` comes before the messages;
-    /// `prefill` begins the answer. Fails if the template makes more than [`LONGEST_PROMPT`] bytes.
+    /// Returns the prompt as tokens, starting with one BOS. `system` comes before the messages;
+    /// `prefill` begins the answer. Fails if the rendered text exceeds [`LONGEST_PROMPT`] bytes.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -271,7 +272,7 @@ impl ChatTemplate {
         self.encode_if(tokenizer, messages, system, special, prefill, &fits)
     }
 
-    /// Returns the prompt as tokens if `fits` accepts the number of bytes that the template made.
+    /// Returns the prompt as tokens if `fits` accepts the length of the rendered text in bytes.
     pub fn encode_if(
         &self,
         tokenizer: &Tokenizer,
@@ -296,7 +297,7 @@ impl ChatTemplate {
                 "system" | "user" | "assistant" => {}
                 "tool" if message.result_of.is_some() => {}
                 "model" => message.role = "assistant".into(),
-                // A template may put a role between control tokens as it is.
+                // A template may insert a role between control tokens unchanged.
                 other => {
                     return Err(Fault::model(format!("a message has the role {other:?}"))
                         .help("roles are system, user and assistant")
@@ -346,8 +347,7 @@ impl ChatTemplate {
     }
 }
 
-/// Moves results into the message of their calls, where the first templates of Gemma 4 look for
-/// them.
+/// Moves results into the message of their calls, where the first templates of Gemma 4 expect them.
 fn with_responses(messages: Vec<Json>) -> Vec<Json> {
     let mut all: Vec<Json> = Vec::new();
     for message in messages {
@@ -372,7 +372,7 @@ struct Rendering {
     template: ChatTemplate,
     messages: Vec<Json>,
     answer: bool,
-    /// Local time of the request. The text depends on these fields alone.
+    /// Local time of the request. The result depends only on these fields.
     now: LocalTime,
 }
 
@@ -380,7 +380,7 @@ impl Rendering {
     fn render(&self) -> Result<String, Fault> {
         let Rendering { template, messages, answer, now } = self;
         let tools = Some(&template.tools).filter(|tools| !tools.is_empty());
-        // A template finds thinking undefined unless it is asked for, as with transformers.
+        // `enable_thinking` is undefined unless it is requested, as in transformers.
         let enable_thinking = if template.thinks { Value::from(true) } else { Value::UNDEFINED };
         let variables = context! { messages, bos_token => template.bos,
         eos_token => template.eos, add_generation_prompt => answer, enable_thinking, tools,
@@ -389,7 +389,7 @@ impl Rendering {
     }
 }
 
-/// Renders a template for the parent of this process. Returns the exit code.
+/// Serves the parent process: renders a template. Returns the exit code.
 pub fn serve_parent() -> u8 {
     child::confined(LIMITS, || {
         if let Some((request, _)) = child::receive::<Rendering>() {
@@ -399,7 +399,7 @@ pub fn serve_parent() -> u8 {
     })
 }
 
-/// Returns `chat_template` as a text, or the one called `default` in a list of named ones.
+/// Returns `chat_template` as a text, or the entry `default` of a list of named templates.
 fn template_of(file: &Json) -> Option<String> {
     let template = &file["chat_template"];
     let named =
@@ -407,12 +407,12 @@ fn template_of(file: &Json) -> Option<String> {
     template.as_str().or_else(named).map(str::to_string)
 }
 
-/// Returns whether a character is for private use.
+/// Returns whether a character is in a private-use area.
 fn is_private(c: &char) -> bool {
     matches!(*c as u32, 0xe000..=0xf8ff | 0xf0000..=0xffffd | 0x100000..=0x10fffd)
 }
 
-/// Returns a private-use character that is not among the used ones.
+/// Returns a private-use character that is not in `used`.
 fn unused_character(used: &HashSet<char>) -> Option<char> {
     ('\u{e000}'..='\u{10fffd}').filter(is_private).find(|c| !used.contains(c))
 }
@@ -422,7 +422,7 @@ fn add_private(used: &mut HashSet<char>, text: &str) {
     used.extend(text.chars().filter(is_private));
 }
 
-/// Adds the private-use characters of all texts of a value, keys included.
+/// Adds the private-use characters of all texts of a value, including keys.
 fn add_private_of(used: &mut HashSet<char>, value: &Json) {
     match value {
         Json::String(text) => add_private(used, text),
@@ -435,7 +435,7 @@ fn add_private_of(used: &mut HashSet<char>, value: &Json) {
     }
 }
 
-/// Changes all texts of a value, keys included.
+/// Changes all texts of a value, including keys.
 fn each_text(value: &mut Json, change: &dyn Fn(&mut String)) {
     match value {
         Json::String(text) => change(text),
@@ -452,8 +452,8 @@ fn each_text(value: &mut Json, change: &dyn Fn(&mut String)) {
     }
 }
 
-/// Puts `marker` behind the first character of every control token that `text` spells. A control
-/// token that begins at its end counts too, since the template may append another text there.
+/// Inserts `marker` after the first character of every control token in `text`. A prefix of a
+/// control token at the end counts too, since the template may append text there.
 fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     let mut out = String::with_capacity(text.len());
     let end = text.trim_end().len();
@@ -471,19 +471,20 @@ fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     out
 }
 
-/// Returns the longest control token that `text` begins with.
+/// Returns the longest control token at the start of `text`.
 fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
-    // Almost no character begins one, and thousands of tokens begin with the same.
+    // This test is fast: few characters begin a control token, but thousands of tokens share one of
+    // these.
     text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
     longest_prefix(tokenizer.control(), text)
 }
 
-/// Returns the longest of the names that `text` begins with.
+/// Returns the longest of the names that is a prefix of `text`.
 fn longest_prefix<'a>(names: &'a BTreeMap<String, Token>, text: &str) -> Option<(&'a str, Token)> {
     let mut most = text;
     loop {
-        // The greatest name that is not above `most`. If it is not a prefix of `text`, each prefix
-        // of `text` that is a name is a prefix of what both share.
+        // The greatest name that is at most `most`. If it is not a prefix of `text`, every name
+        // that is a prefix of `text` is a prefix of their common part.
         let before = (Bound::Unbounded, Bound::Included(most));
         let (name, id) = names.range::<str, _>(before).next_back()?;
         if text.starts_with(name.as_str()) {
@@ -497,7 +498,7 @@ fn longest_prefix<'a>(names: &'a BTreeMap<String, Token>, text: &str) -> Option<
     }
 }
 
-/// Encodes control tokens as tokens, and everything between them as text without `marker`.
+/// Encodes control tokens as tokens, and the text between them without `marker`.
 fn encode_between_control(text: &str, tokenizer: &Tokenizer, marker: char) -> Result<Vec<Token>> {
     let mut tokens = Vec::new();
     let (mut start, mut at) = (0, 0);

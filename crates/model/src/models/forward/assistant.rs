@@ -1,8 +1,8 @@
-//! The pass of an assistant on the executor of its target, over the target's caches.
+//! The pass of an assistant on its target's executor, using the target's caches.
 //!
-//! Its rows are in the target's step buffer. A row stands in front of its root, so it sees what is
-//! committed and no other row. Its parent has a state, which the pass reads; the pass leaves the
-//! state of the row itself.
+//! Its rows are in the target's step buffer. Each row has a position before its root, so it sees
+//! the committed tokens and no other row. The pass reads the state of the row's parent, and writes
+//! the state of the row.
 
 use super::builder::Builder;
 use super::pass::{self, AssistantBuffers};
@@ -13,18 +13,18 @@ use gemma_base::compute::{BufferId, Executor, KvLayer, Op, Part, PlanId};
 use gemma_base::error::Fault;
 use gemma_base::kv::Pages;
 
-/// An assistant loaded beside its target, ready to run.
+/// An assistant loaded next to its target, ready to run.
 pub struct AssistantForward {
     pub ropes: Vec<RopeTable>,
-    /// f32 `[max_rows, dim of the target]`: the state behind each row.
+    /// f32 `[max_rows, dim of the target]`: the state after each row.
     pub states: BufferId,
-    /// Scores the step's rows, into the target's buffer of logits.
+    /// Scores the step's rows, writing to the target's buffer of logits.
     pub pass: PlanId,
-    /// The same, and lists of the largest logits where the executor is for it.
+    /// Like `pass`, with lists of the largest logits, if the executor uses them.
     pub pass_with_best: Option<PlanId>,
 }
 
-/// Loads an assistant into the executor of its target.
+/// Loads an assistant into its target's executor.
 pub fn load(
     weights: &Weights,
     target: &Forward,
@@ -60,7 +60,7 @@ pub fn load(
     })
 }
 
-/// Refuses an assistant that was made for another model.
+/// Fails for an assistant that belongs to another model.
 pub fn fits(config: &Config, target: &Config) -> Result<(), Fault> {
     let backbone = config.backbone.unwrap_or(0);
     let what = if backbone != target.dim {
@@ -76,16 +76,16 @@ pub fn fits(config: &Config, target: &Config) -> Result<(), Fault> {
     Err(Fault::model(format!("the assistant belongs to another model: {what}")))
 }
 
-/// Returns the layer of the target whose cache a layer of an assistant reads: the last one of its
-/// kind, if the heads agree.
+/// Returns the layer of the target that provides the KV cache for a layer of an assistant: the last
+/// one of the same kind, if the heads agree.
 fn lender(spec: &LayerSpec, target: &Config) -> Option<usize> {
     let last = target.layers.iter().rposition(|layer| layer.is_global() == spec.is_global())?;
     let LayerSpec { head_dim, n_kv_heads, .. } = target.layers[last];
     (head_dim == spec.head_dim && spec.n_heads.is_multiple_of(n_kv_heads)).then_some(last)
 }
 
-/// Returns that layer and its cache as the assistant sees it. A window counts the row itself, which
-/// is not in the cache.
+/// Returns that layer and its cache as the assistant uses it. The assistant's window counts the row
+/// itself, which is not in the cache.
 fn borrowed(spec: &LayerSpec, target: &Forward) -> Option<(u16, KvLayer)> {
     let last = lender(spec, &target.config)?;
     let kv = target.kv[last];

@@ -1,4 +1,4 @@
-//! Loading: tensors of a model into an executor, and the buffers of its activations.
+//! Loads a model's tensors into an executor, and allocates the buffers of its activations.
 
 use crate::models::{Role, TensorSpec, Weights};
 use anyhow::Result;
@@ -9,12 +9,12 @@ use gemma_base::compute::{
 use gemma_base::tensor::Format;
 use std::collections::HashMap;
 
-/// Returns the name of a matrix in errors.
+/// Returns the name of a matrix for errors.
 fn label(role: Role, layer: usize) -> String {
     format!("{role:?} {layer}")
 }
 
-/// Returns where in the model a tensor belongs.
+/// Returns the part of the model that a tensor belongs to.
 pub fn part(weights: &Weights, role: Role, layer: usize) -> Part {
     match role {
         Role::Embed if weights.has_own_head() => Part::Embedding,
@@ -23,19 +23,19 @@ pub fn part(weights: &Weights, role: Role, layer: usize) -> Part {
     }
 }
 
-/// Loads tensors into an executor, and takes its buffers.
+/// Loads tensors into an executor and allocates buffers there.
 pub struct Builder<'a> {
     pub weights: &'a Weights,
     pub exec: &'a mut dyn Executor,
-    /// All matrices, with their format.
+    /// All matrices with their formats.
     loaded: HashMap<(Role, usize), (WeightId, Format)>,
     pub layout: StepLayout,
-    /// One set of buffers per kind of linear input: dispatches use them one after the other.
+    /// One set of buffers per kind of linear input, shared by all dispatches in turn.
     acts: HashMap<(ActFormat, usize, usize), Act>,
 }
 
 impl<'a> Builder<'a> {
-    /// Has the executor load all matrices: where each belongs, or all where `home` says.
+    /// Lets the executor load all matrices, each for its own part of the model, or all for `home`.
     pub fn new(
         weights: &'a Weights,
         exec: &'a mut dyn Executor,
@@ -56,12 +56,12 @@ impl<'a> Builder<'a> {
         Ok(Builder { weights, exec, loaded, layout, acts: HashMap::new() })
     }
 
-    /// Takes an f32 buffer of `[max_rows, cols]`.
+    /// Allocates an f32 buffer of `[max_rows, cols]`.
     pub fn rows(&mut self, label: &str, cols: usize) -> Result<BufferId> {
         self.exec.alloc(label, self.layout.max_rows * cols * 4)
     }
 
-    /// Returns a matrix; the format decides what its input must look like.
+    /// Returns a matrix and the activation format that it needs.
     pub fn matrix(&self, role: Role, layer: usize) -> (WeightId, ActFormat) {
         let (id, format) = self.loaded[&(role, layer)];
         (id, ActFormat::for_weights(format))
@@ -72,7 +72,7 @@ impl<'a> Builder<'a> {
         self.scaled(role, layer, 1.0)
     }
 
-    /// Loads a vector times a number, f32 `[cols]`.
+    /// Loads a vector multiplied by a number, f32 `[cols]`.
     pub fn scaled(&mut self, role: Role, layer: usize, factor: f32) -> Result<BufferId> {
         let id = self.exec.alloc("factors", self.weights.tensor(role, layer).cols * 4)?;
         if !self.exec.caps().is_dry {
@@ -83,13 +83,13 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// Reads a tensor of one number; 1 in a dry run.
+    /// Reads a tensor with one element; returns 1 in a dry run.
     pub fn number(&mut self, role: Role, layer: usize) -> Result<f32> {
         Ok(if self.exec.caps().is_dry { 1.0 } else { self.weights.vector(role, layer)?[0] })
     }
 
-    /// Returns prepared activations of this kind; their buffers are `input` itself where nothing
-    /// has to be prepared.
+    /// Returns prepared activations of this format. If no preparation is needed, their buffer is
+    /// `input` itself.
     fn act(
         &mut self,
         format: ActFormat,
@@ -117,7 +117,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Appends the preparations that `input` needs for these formats, each once. Returns the
-    /// activations in the formats' order.
+    /// activations in the order of the formats.
     pub fn prepare(
         &mut self,
         plan: &mut Plan,

@@ -6,9 +6,9 @@ use crate::models::{Config, ExpertSpec, Role};
 use anyhow::{Context, Result};
 use gemma_base::compute::{BufferId, Choose, Combine, ExpertWeights, Experts, Norm, Op, RowSet};
 
-/// Buffers of a mixture, which all layers share.
+/// Buffers of a mixture, shared by all layers.
 pub struct MixtureBuffers {
-    /// f32 `[rows, dim]`: what the router reads
+    /// f32 `[rows, dim]`: input of the router
     routed: BufferId,
     /// f32 `[rows, experts]`
     scores: BufferId,
@@ -19,7 +19,7 @@ pub struct MixtureBuffers {
     gated: BufferId,
     /// f32 `[rows, used, dim]`
     parts: BufferId,
-    /// f32 `[rows, dim]`: what the mixture gives
+    /// f32 `[rows, dim]`: output of the mixture
     sum: BufferId,
 }
 
@@ -39,7 +39,7 @@ impl MixtureBuffers {
 }
 
 impl PassBuilder<'_, '_> {
-    /// Appends the mixture of layer `i` beside the output of its MLP.
+    /// Appends the mixture of layer `i`, which is added to the output of its MLP.
     pub fn mixture(
         &mut self,
         i: usize,
@@ -59,7 +59,7 @@ impl PassBuilder<'_, '_> {
         let eps = self.config.eps;
         let norm =
             |x, add, w, out| Op::Norm(Norm { x, add, scale: 1.0, w, eps, dim, out, rows: all });
-        // `shared` lies in the buffer of outputs, which is free behind its norm.
+        // `shared` is in the buffer of outputs, which is free after its norm.
         self.push("norm", layer, norm(residual, None, router_scale, routed));
         self.push("norm", layer, norm(shared.0, None, shared_norm, sum));
         let router = [(self.b.matrix(Role::Router, i), scores)];
@@ -89,7 +89,7 @@ impl PassBuilder<'_, '_> {
         self.push("experts_down", layer, product(ExpertWeights::Plain(weight), act, parts));
         let op = Combine { parts, weights, used, dim, out: output };
         self.push("combine", layer, Op::Combine(op));
-        // The norm of the sum itself is not needed.
+        // Only the addition of this dispatch is needed; its norm output is unused.
         self.push("norm", layer, norm(sum, Some((output, expert_norm)), before, routed));
         Ok(vec![(sum, dim)])
     }

@@ -1,7 +1,7 @@
 //! The forward pass of a model as a dispatch list on an executor.
 //!
-//! [`load`] is the entry. `builder` loads tensors, `pass` lowers the steps of each layer.
-//! [`assistant`] adds a draft model that reads the caches of the model.
+//! Start at [`load`]. `builder` loads tensors, `pass` lowers the steps of each layer. [`assistant`]
+//! adds a draft model that reads the model's caches.
 
 pub mod assistant;
 mod builder;
@@ -33,56 +33,58 @@ pub struct Forward {
     pub hidden: BufferId,
     /// f32 `[scored_rows, vocab]`: logits of the selected rows
     pub logits: BufferId,
-    /// The most rows of a pass that get logits.
+    /// The most rows of a pass that have logits.
     pub scored_rows: usize,
     pub kv: Vec<KvLayer>,
-    /// The page tables of the step: layers that keep equally many pages share one of them
+    /// Page tables of the step; layers with equally many pages share one
     pub tables: Vec<PageTable>,
     /// Bytes of each layer's cache and scratch rows.
     pub kv_bytes: Vec<u64>,
     /// Scores the step's rows.
     pub pass: PlanId,
-    /// The same, and lists of the largest logits where the executor is for it.
+    /// Like `pass`, with lists of the largest logits, if the executor uses them.
     pub pass_with_best: Option<PlanId>,
-    /// Buffers of the lists of the largest logits, where the executor is for them.
+    /// Buffers of the lists of the largest logits, if the executor uses them.
     pub best: Option<Best>,
     /// The embedding table
     pub table: WeightId,
-    /// Scores nothing: writes scratch keys and values only.
+    /// Computes no logits: only writes keys and values to scratch.
     pub pass_without_logits: PlanId,
     pub commit: PlanId,
     pub assistant: Option<AssistantForward>,
 }
 
-/// Choices of the caller.
+/// Options of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardOptions {
-    /// Positions to make room for.
+    /// Positions per sequence.
     pub context: usize,
     pub kv: KvFormat,
-    /// The most rows of a pass of tokens, and those of a pass that get logits; rounded up to whole
+    /// The most rows of a pass of tokens, and the most rows with logits; rounded up to whole
     /// vectors.
     pub max_rows: usize,
     /// Sequences, each with room for `context` positions.
     pub sequences: usize,
-    /// Pages beside theirs.
+    /// Pages in addition to those of the sequences.
     pub spare: SparePages,
 }
 
-/// Pages beside those that all sequences hold when they are full: for prefixes that outlive their
-/// sequences. Without any, prefixes hold what sequences leave.
+/// Pages in addition to those of all full sequences, for prefixes that outlive their sequences.
+///
+/// Without spare pages, prefixes use the pages that sequences leave free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SparePages {
-    /// For each layer that keeps all positions
+    /// Per layer that keeps all positions
     pub global: usize,
-    /// For each sliding-window layer
+    /// Per sliding-window layer
     pub local: usize,
 }
 
 impl SparePages {
-    /// Returns as many as so many bytes hold, in the proportion in which prefixes take them: of
-    /// each text of half the context, one behind its prompt and one behind its answer, windows
-    /// apart.
+    /// Returns the spare pages that fit in `bytes`, in the proportion that prefixes need.
+    ///
+    /// Assumes texts of half the context, with one prefix after the prompt and one after the
+    /// answer, plus their windows.
     pub fn within(bytes: u64, config: &Config, kv: KvFormat, context: usize) -> SparePages {
         let global = (context / 2).div_ceil(PAGE).max(1);
         let local = global.min(2 * config.window().unwrap_or(0).div_ceil(PAGE));
@@ -100,7 +102,7 @@ impl SparePages {
     }
 }
 
-/// The rotation angles of the rows of a pass, for layers that rotate alike.
+/// Rotation angles of the rows of a pass, for layers with the same rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeTable {
     pub rope: RopeSpec,
@@ -110,23 +112,23 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Returns the angles that the table takes.
+    /// Returns the angles that the table needs.
     pub fn angles(&self) -> Angles {
         Angles::new(self.rope, self.head_dim)
     }
 }
 
-/// A table of the pages that each sequence has in layers with the same window.
+/// A table of the pages of each sequence in layers with the same window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageTable {
     pub pages: Pages,
-    /// Pages in all
+    /// Pages in total
     pub all_pages: usize,
-    /// Where it begins among the step's tables: `[sequences, pages.count]`
+    /// Offset in the step's tables: `[sequences, pages.count]`
     pub at: usize,
 }
 
-/// Returns the page tables of a model: one of its global layers, and one for each window.
+/// Returns the page tables of a model: one for its global layers, and one per window.
 fn tables(config: &Config, options: ForwardOptions, max_rows: usize) -> Vec<PageTable> {
     let mut windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.window).collect();
     windows.sort_unstable(); // Global layers first.
@@ -209,7 +211,7 @@ pub fn load(
     Ok(model)
 }
 
-/// Takes a table of angles for each kind of rotation.
+/// Allocates a table of angles for each kind of rotation.
 fn ropes(b: &mut Builder<'_>, config: &Config) -> Result<Vec<RopeTable>> {
     let mut ropes: Vec<RopeTable> = Vec::new();
     for layer in &config.layers {
@@ -221,7 +223,7 @@ fn ropes(b: &mut Builder<'_>, config: &Config) -> Result<Vec<RopeTable>> {
     Ok(ropes)
 }
 
-/// Takes the caches of keys and values, and returns the bytes of each layer's.
+/// Allocates the KV caches, and returns the bytes of each layer's.
 fn caches(
     b: &mut Builder<'_>,
     config: &Config,
@@ -234,7 +236,7 @@ fn caches(
         let (heads, dim) = (spec.n_kv_heads, spec.head_dim);
         if format == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
             let what = format!(
-                "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, \
+                "int8 keys and values support heads of up to {MAX_HEAD_DIM} channels, \
                     a multiple of 16, not {dim}"
             );
             return Err(Fault::model(what).help("use --kv f16").into());

@@ -1,7 +1,7 @@
-//! Lowering: the steps of each layer to dispatches.
+//! Lowers the steps of each layer to dispatches.
 //!
-//! The norm behind a block and the norm before the next one are one dispatch, since both work row
-//! by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
+//! The norm after a block and the norm before the next one are one dispatch, since both work row by
+//! row on the residual stream. The stream stays in f32, because Gemma 3's values peak near 7e5.
 
 use super::mixture::MixtureBuffers;
 use super::{Builder, RopeTable};
@@ -22,21 +22,21 @@ pub(super) struct PassBuilder<'b, 'w> {
     ropes: &'b [RopeTable],
     pub plan: Plan,
     pub buffers: PassBuffers,
-    /// Layer of the target beside which the model runs, where it is an assistant.
+    /// For an assistant: the target's layer with which it shares its executor.
     home: Option<u16>,
-    /// The target's layers whose caches the assistant's layers read.
+    /// For an assistant: the target's layers with the caches that its own layers read.
     borrowed: Vec<u16>,
-    /// The block output that the next norm adds to the residual stream, the norm's weights, and the
-    /// factor of the sum.
+    /// Block output that the next norm adds to the residual stream, with that block's norm weights
+    /// and the factor of the sum.
     pending: Option<(BufferId, BufferId, f32)>,
 }
 
-/// Buffers that all layers share, each as wide as the widest layer needs.
+/// Buffers that all layers share, each sized for the widest layer.
 pub(super) struct PassBuffers {
     pub residual: BufferId,
     pub normed: BufferId,
     pub output: BufferId,
-    /// Queries; new keys and new values, where the model has any.
+    /// Queries; then new keys and new values, if the model has them.
     heads: Vec<BufferId>,
     attended: BufferId,
     ffn: BufferId,
@@ -63,13 +63,13 @@ impl PassBuffers {
     }
 }
 
-/// The plans of a pass.
+/// Plans of a pass.
 pub struct PassPlans {
     /// The layers.
     pub body: Plan,
-    /// The head, which follows where logits are wanted.
+    /// The head, which is appended if logits are needed.
     pub tail: Plan,
-    /// f32 `[max_rows, dim]`: the embeddings that the layers begin with.
+    /// f32 `[max_rows, dim]`: embeddings, the input of the first layer.
     pub embedded: BufferId,
 }
 
@@ -106,7 +106,7 @@ pub fn pass(
     Ok(PassPlans { body, tail: pass.plan, embedded })
 }
 
-/// Buffers of an assistant's pass that outlive it, and the target's embedding table.
+/// Persistent buffers of an assistant's pass, and the target's embedding table.
 #[derive(Clone, Copy)]
 pub struct AssistantBuffers {
     pub table: WeightId,
@@ -118,9 +118,10 @@ pub struct AssistantBuffers {
     pub logits: BufferId,
 }
 
-/// Returns the plan of an assistant's pass over rows whose parents have states. `kv` is the number
-/// of a layer of the target and its cache for each of its own, and `home` the target's layer beside
-/// which it runs.
+/// Returns the plan of an assistant's pass over rows with parents that have states.
+///
+/// `kv` lists, for each layer of the assistant, a layer of the target and its cache. `home` is the
+/// target's layer that determines where the assistant runs.
 pub fn assistant_pass(
     b: &mut Builder<'_>,
     config: &Config,
@@ -137,7 +138,7 @@ pub fn assistant_pass(
     let (home, borrowed) = (Some(home), kv.iter().map(|(layer, _)| *layer).collect());
     let mut pass = PassBuilder { b, config, ropes, plan, buffers, home, borrowed, pending };
     let op = Embed { table: io.table, scale: io.embed_scale, out: embedded };
-    // It runs where the table is.
+    // Runs on the executor that holds the table.
     pass.plan.push("embed", None, Op::Embed(op));
     let op = Concat { left: embedded, right: io.states, dim: backbone, out: joined };
     pass.push("concat", None, Op::Concat(op));
@@ -157,7 +158,7 @@ pub fn assistant_pass(
 }
 
 impl PassBuilder<'_, '_> {
-    /// Appends a dispatch of the model's layer, if of any.
+    /// Appends a dispatch of the model's layer, or of none.
     pub fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
         self.plan.push(label, self.home.or(layer), op);
     }
@@ -176,7 +177,7 @@ impl PassBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Appends a step that reads `input`; returns the values that it gives.
+    /// Appends a step that reads `input`; returns the values that it computes.
     fn step(
         &mut self,
         i: usize,
@@ -224,7 +225,7 @@ impl PassBuilder<'_, '_> {
         }
     }
 
-    /// Appends the norm of the residual stream, to which it first adds what is pending.
+    /// Appends the norm of the residual stream, after adding the pending block output.
     fn norm(&mut self, role: Role, layer: Option<u16>, out: BufferId, rows: RowSet) -> Result<()> {
         let w = self.b.norm(role, layer.map_or(0, usize::from))?;
         let (add, scale) = match self.pending.take() {
@@ -237,7 +238,7 @@ impl PassBuilder<'_, '_> {
         Ok(())
     }
 
-    /// Appends what `input` needs in front of matrices of these formats.
+    /// Appends the preparation of `input` for matrices of these formats.
     pub fn prepare(
         &mut self,
         layer: Option<u16>,
@@ -248,7 +249,7 @@ impl PassBuilder<'_, '_> {
         self.b.prepare(&mut self.plan, self.home.or(layer), input, formats, rows)
     }
 
-    /// Appends products of `input` with matrices, each with the buffer that it goes to.
+    /// Appends products of `input` with matrices, each with its output buffer.
     pub fn linear(
         &mut self,
         label: &'static str,

@@ -1,5 +1,5 @@
-//! The models in the binary, from `draft/` with their model cards. They are a small chat model in
-//! Gemma 3's shape, its drafter, and a drafter with the commonest tokens of Gemma 3's tokenizer.
+//! The models in the binary, from `draft/` with their model cards: a small chat model with Gemma
+//! 3's architecture, its drafter, and a drafter with the most common tokens of Gemma 3's tokenizer.
 //! They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
@@ -24,12 +24,12 @@ macro_rules! file {
     };
 }
 
-/// Both models read and write the same tokens.
+/// Tokenizer of both models.
 const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer.json"));
 
 const GEMMA_VOCABULARY: &[u8] = file!("gemma3-draft/draft_vocabulary.json");
 
-/// Returns the model that answers where the user names none.
+/// Returns the model that is used if the user names none.
 pub fn target() -> Result<Checkpoint> {
     check_present()?;
     let files = vec![
@@ -42,7 +42,7 @@ pub fn target() -> Result<Checkpoint> {
     Checkpoint::from_memory(NAME, files)
 }
 
-/// Returns the drafter of that model.
+/// Returns the drafter of the bundled target.
 pub fn draft() -> Result<Checkpoint> {
     check_present()?;
     let files = vec![
@@ -53,16 +53,16 @@ pub fn draft() -> Result<Checkpoint> {
     Checkpoint::from_memory("bundled draft", files)
 }
 
-/// Sizes of the draft for targets with the tokenizer of Gemma 3.
+/// Sizes of the drafter for targets with Gemma 3's tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSize {
-    /// Stays in a processor's cache beside the target.
+    /// Fits in a processor's cache next to the target.
     Small,
-    /// Guesses better, for targets that take longer.
+    /// Drafts more accurately, for slower targets.
     Medium,
 }
 
-/// Returns a drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
+/// Returns a drafter for targets with Gemma 3's tokenizer. It knows the tokenizer only by a hash.
 pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     check_present()?;
     let vocabulary = (crate::models::reduced::FILE, GEMMA_VOCABULARY);
@@ -81,8 +81,7 @@ pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     Checkpoint::from_memory("bundled draft for Gemma 3", files)
 }
 
-/// Returns the tokens that have rows in a draft for Gemma 3 of so many rows; `None` for another
-/// number.
+/// Returns the tokens of a drafter for Gemma 3 with `rows` rows; `None` for another number of rows.
 pub fn gemma_vocabulary(rows: usize) -> Option<ReducedVocabulary> {
     ReducedVocabulary::parse(GEMMA_VOCABULARY, rows).ok()
 }
@@ -93,7 +92,7 @@ fn check_present() -> Result<()> {
         return Ok(());
     }
     Err(Fault::model("this build carries no models")
-        .help("name one with --model; --draft auto then guesses from the text itself")
+        .help("name one with --model; --draft auto then drafts from n-grams of the text")
         .into())
 }
 
@@ -121,8 +120,8 @@ mod tests {
             "   ",
             "a\n\n\n\nb <end_of_turn>",
         ] {
-            // The stand-in for a space cannot be told from a space again; everything else comes
-            // back as it was.
+            // The replacement character for a space decodes to a space; everything else is
+            // unchanged.
             assert_eq!(
                 tokenizer.decode(&tokenizer.encode(text, Special::AsText).unwrap()),
                 text.replace('▁', " ")

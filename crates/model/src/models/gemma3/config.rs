@@ -81,7 +81,7 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns which layers are global: as `layer_types` says, else every n-th.
+/// Returns which layers are global: as in `layer_types`, else every n-th.
 fn global(reader: &Reader<'_>, n_layers: usize) -> Result<Vec<bool>, Fault> {
     if let Some(types) = reader.layer_types(n_layers)? {
         return Ok(types);
@@ -95,7 +95,7 @@ fn global(reader: &Reader<'_>, n_layers: usize) -> Result<Vec<bool>, Fault> {
     Ok((1..=n_layers).map(|i| i.is_multiple_of(pattern)).collect())
 }
 
-/// Returns the rotation of global layers, then of sliding-window layers.
+/// Returns the rotation of global layers, then that of sliding-window layers.
 fn ropes(reader: &Reader<'_>) -> Result<[RopeSpec; 2], Fault> {
     let new = reader.get("rope_parameters");
     let kinds = ["full_attention", "sliding_attention"];
@@ -108,7 +108,7 @@ fn ropes(reader: &Reader<'_>) -> Result<[RopeSpec; 2], Fault> {
     }
     let section = |kind: &str| new.and_then(|n| n.get(kind)).filter(|v| !v.is_null());
     let full = section(kinds[0]);
-    // The older key overrides what it scales: the global layers alone.
+    // The older key overrides the newer one. It scales only the global layers.
     let scaling = reader.get("rope_scaling").or(full);
     let theta = |section: Option<&Value>, old: &str, default: f64| {
         positive(old, section.and_then(|s| s.get("rope_theta")).or(reader.get(old)), default)
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The 27B file as on the hub: sparse, most values are class defaults.
+    /// The 27B file from the hub: sparse, since most values are class defaults.
     fn hub_27b() -> Value {
         json!({
             "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
@@ -215,7 +215,7 @@ mod tests {
         let kind =
             |i: usize| if i.is_multiple_of(6) { "full_attention" } else { "sliding_attention" };
         text.insert("layer_types".into(), (1..=62).map(kind).collect());
-        text.insert("_sliding_window_pattern".into(), json!(2)); // layer_types goes first
+        text.insert("_sliding_window_pattern".into(), json!(2)); // layer_types has precedence
         text.insert(
             "rope_parameters".into(),
             json!({"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},

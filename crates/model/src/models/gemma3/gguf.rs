@@ -1,5 +1,5 @@
-//! The keys that a GGUF file has for the architecture `gemma3`, read and written. Some facts are in
-//! no key, because llama.cpp knows them by heart.
+//! Reads and writes the keys of GGUF files with the architecture `gemma3`. Some facts have no key,
+//! because llama.cpp hard-codes them.
 
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::gguf::{Metadata, Value as Stored};
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 /// Name of the architecture, and the first part of its keys.
 pub const ARCHITECTURE: &str = "gemma3";
 
-/// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
+/// Every n-th layer sees all positions; llama.cpp assumes this pattern for every file.
 const PATTERN: usize = 6;
 
-/// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not
+/// Layer counts of Gemma 3 4B, 12B and 27B, which divide global positions by 8. Older files do not
 /// say so.
 const SCALED: [i64; 3] = [34, 48, 62];
-/// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
+/// Layer count of 27B, which uses the attention scale of `dim / n_heads`; there is no key for it.
 const LAYERS_27B: i64 = 62;
 
-/// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read;
-/// here they only have to be there.
+/// Returns the `config.json` equivalent of a file's keys. Only checks that keys exist; shapes are
+/// checked when the result is parsed.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
     let optional = |name: &str| whole(metadata, &key(name));
     let needed = |name: &str| optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)));
@@ -69,7 +69,7 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         json["vocab_size"] = rows.into();
     }
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        // Known, and refused with the rest of what is not computed.
+        // Passed on, so that parsing rejects it with other unsupported features.
         if let Some(cap) = float(key).filter(|v| *v != 0.0) {
             json[key] = cap.into();
         }
@@ -106,7 +106,7 @@ fn key(name: &str) -> String {
     format!("{ARCHITECTURE}.{name}")
 }
 
-/// Adds the keys of the architecture. Refuses a model that llama.cpp would compute otherwise.
+/// Adds the keys of the architecture. Fails for a model that llama.cpp would compute differently.
 pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
     let (local, global) = layers(c)?;
     for (name, n) in [
@@ -126,7 +126,7 @@ pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
     keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
     keys.f32(&key("rope.freq_base"), global.theta);
     keys.f32(&key("rope.freq_base_swa"), local.rope.theta);
-    // Said either way, because readers guess a factor where nothing is said.
+    // Always written, because readers guess a factor if the key is missing.
     if global.factor == 1.0 {
         keys.text(&key("rope.scaling.type"), "none");
     } else {
@@ -136,15 +136,15 @@ pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
     Ok(())
 }
 
-/// Returns the shape of local layers and the rotation of global ones. Refuses a model that a GGUF
-/// file cannot describe.
+/// Returns the shape of local layers and the rotation of global ones. Fails for a model that GGUF
+/// cannot describe.
 fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
     let first = c.layers[0];
     let is_27b = c.layers.len() == LAYERS_27B as usize;
     let scale = if is_27b { c.dim / first.n_heads } else { first.head_dim };
     let expected = (scale as f64).sqrt().recip() as f32;
     let is_placed = |i: usize| c.layers[i].is_global() == (i + 1).is_multiple_of(PATTERN);
-    // Without a global layer, llama.cpp's default stands in the file.
+    // Without a global layer, the file holds llama.cpp's default.
     let rope = RopeSpec { theta: 1e6, factor: 1.0, share: 1.0 };
     let global = c.layers.iter().find(|layer| layer.is_global()).map_or(rope, |layer| layer.rope);
     let shape = |layer: &LayerSpec| LayerSpec { window: first.window, rope, ..*layer };

@@ -1,5 +1,4 @@
-//! Gemma 3: its configuration, its layer, its GGUF files, and the draft models that this program
-//! brings along.
+//! Gemma 3: its configuration, its layer, its GGUF files, and the bundled models.
 
 pub mod bundled;
 mod config;
@@ -16,7 +15,7 @@ use serde_json::Value;
 
 pub struct Gemma3;
 
-/// Turns between marks of their own. Models do not think, and calls are lines of JSON.
+/// Turns with their own control tokens. Models do not think, and calls are lines of JSON.
 pub const DIALECT: Dialect = Dialect {
     turn: "<start_of_turn>",
     template: TEMPLATE,
@@ -26,7 +25,7 @@ pub const DIALECT: Dialect = Dialect {
     has_merges: false,
 };
 
-/// Turns for a model whose files carry no template.
+/// Template of a model without one in its files.
 const TEMPLATE: &str = "\
 {%- macro shown(content) -%}
   {%- if content is string -%}

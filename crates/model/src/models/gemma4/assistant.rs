@@ -1,8 +1,8 @@
 //! The assistant of a Gemma 4 model: a draft model without keys and values of its own.
 //!
 //! Its layers attend to those of the target's last layer of the same kind. Its input is the
-//! target's embedding of a token beside a state: the target's final-norm hidden state before that
-//! token, or the assistant's own last state. Source: huggingface/transformers 5.24,
+//! target's embedding of a token, concatenated with a state: the target's final-norm hidden state
+//! before that token, or the assistant's own last state. Source: huggingface/transformers 5.24,
 //! models/gemma4_assistant and models/gemma4_unified_assistant.
 
 use super::{DIALECT, config, gguf, layer};

@@ -16,7 +16,7 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
     read(json, reader)
 }
 
-/// Reads the file of an assistant.
+/// Reads the `config.json` of an assistant.
 pub fn assistant(json: &Value) -> Result<Config, Fault> {
     let reader = &Reader::new(json);
     if json.get("use_ordered_embeddings") == Some(&Value::Bool(true)) {
@@ -26,7 +26,7 @@ pub fn assistant(json: &Value) -> Result<Config, Fault> {
     }
     refuse_what_is_not_computed(reader, true)?;
     let mut config = read(json, reader)?;
-    // It makes neither keys nor values, and its rows are tokens.
+    // An assistant computes no keys and values, and its rows are tokens only.
     config
         .layers
         .iter_mut()
@@ -72,7 +72,7 @@ fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
     })
 }
 
-/// Returns the experts of a mixture.
+/// Returns the experts of a mixture model.
 fn experts(reader: &Reader<'_>, dim: usize) -> Result<Option<ExpertSpec>, Fault> {
     if reader.get("enable_moe_block") != Some(&Value::Bool(true)) {
         return Ok(None);
@@ -84,7 +84,7 @@ fn experts(reader: &Reader<'_>, dim: usize) -> Result<Option<ExpertSpec>, Fault>
     let count = needed("num_experts", MAX_EXPERTS)?;
     let used = needed("top_k_experts", count.min(MAX_USED))?;
     let width = needed("moe_intermediate_size", 1 << 20)?;
-    // Kernels take 32 rows of a matrix at a time, and those are of one expert.
+    // Kernels process 32 rows of a matrix together, which must belong to one expert.
     for (key, n) in [("moe_intermediate_size", width), ("hidden_size", dim)] {
         if !n.is_multiple_of(32) {
             let what = format!("`{key}` of a mixture must be a multiple of 32, not {n}");
@@ -95,11 +95,10 @@ fn experts(reader: &Reader<'_>, dim: usize) -> Result<Option<ExpertSpec>, Fault>
     Ok(Some(ExpertSpec { count, used, width, fused }))
 }
 
-/// Refuses what the models that run and their assistants do not have. All layers of an assistant
-/// share keys and values.
+/// Fails for features that the supported models and their assistants do not have.
 ///
-/// Embeddings for each layer would also say what a row of an image has in place of a token: in
-/// transformers, the row of the padding token.
+/// All layers of an assistant share keys and values. Per-layer embeddings would also need a value
+/// for rows of images: transformers uses the row of the padding token.
 fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Result<(), Fault> {
     let is_set = |key: &str| {
         reader.get(key).is_some_and(|v| *v != Value::Bool(false) && v.as_u64() != Some(0))
@@ -118,12 +117,12 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Resul
     }
     reader.refuse_other("attention_bias", &json!(false))?;
     reader.refuse_other("hidden_activation", &json!("gelu_pytorch_tanh"))?;
-    // Text attends to what is before it.
+    // Text attends to earlier positions only.
     reader.refuse_other("use_bidirectional_attention", &json!("vision"))
 }
 
 fn layers(reader: &Reader<'_>, is_unified: bool) -> Result<Vec<LayerSpec>, Fault> {
-    // Rows of an image see each other in layers with a window, and in E2B and E4B in none.
+    // Rows of an image see each other in layers with a window; in E2B and E4B in no layer.
     let whole_images = match reader.get("use_bidirectional_attention") {
         Some(kind) => *kind == json!("vision"),
         None => is_unified,
@@ -136,7 +135,7 @@ fn layers(reader: &Reader<'_>, is_unified: bool) -> Result<Vec<LayerSpec>, Fault
         Some(types) => types,
         None => (1..=n_layers).map(|i| i.is_multiple_of(6)).collect(),
     };
-    // As transformers does.
+    // As in transformers, the last layer is always global.
     global.iter_mut().last().into_iter().for_each(|last| *last = true);
     let window = reader.window(if is_unified { 1024 } else { 512 }, &global)?;
     let values_are_keys = reader.get("attention_k_eq_v") == Some(&Value::Bool(true));
@@ -152,7 +151,7 @@ fn layers(reader: &Reader<'_>, is_unified: bool) -> Result<Vec<LayerSpec>, Fault
             if is_global { (global_kv, global_dim) } else { (n_kv_heads, head_dim) };
         if let Some(all) = reader.get("per_layer_config") {
             (heads, dim) = (n_kv_heads, head_dim);
-            // Numbers of layers have leading zeros.
+            // Layer numbers in keys have leading zeros.
             let mut own = all.as_object().into_iter().flatten();
             if let Some((_, own)) = own.find(|(key, _)| key.parse() == Ok(i)) {
                 (heads, dim) = own_heads(i, own, heads, dim)?;
@@ -173,7 +172,8 @@ fn layers(reader: &Reader<'_>, is_unified: bool) -> Result<Vec<LayerSpec>, Fault
     Ok(layers)
 }
 
-/// Returns the key-value heads and the channels of layer `i` from its entry in `per_layer_config`.
+/// Returns the key-value heads and the head dimension of layer `i` from its entry in
+/// `per_layer_config`.
 fn own_heads(i: usize, own: &Value, heads: usize, dim: usize) -> Result<(usize, usize), Fault> {
     let known = ["num_key_value_heads", "head_dim"];
     let keys = own.as_object().map(|own| own.keys());
@@ -187,7 +187,7 @@ fn own_heads(i: usize, own: &Value, heads: usize, dim: usize) -> Result<(usize, 
     Ok((of(known[0], heads)?, of(known[1], dim)?))
 }
 
-/// Returns the rotation of the layers of a kind.
+/// Returns the rotation of the layers of this kind.
 fn rope(reader: &Reader<'_>, kind: &str, theta: f64) -> Result<RopeSpec, Fault> {
     let is_global = kind == "full_attention";
     let Some(all) = reader.get("rope_parameters") else {

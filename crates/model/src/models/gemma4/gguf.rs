@@ -1,6 +1,6 @@
-//! The keys that a GGUF file has for the architectures `gemma4` and `gemma4-assistant`. Source:
-//! ggml-org/llama.cpp, conversion of `Gemma4ForConditionalGeneration`, src/models/gemma4.cpp and
-//! src/models/gemma4-assistant.cpp.
+//! Reads and writes the keys of GGUF files with the architectures `gemma4` and `gemma4-assistant`.
+//! Source: ggml-org/llama.cpp, conversion of `Gemma4ForConditionalGeneration`,
+//! src/models/gemma4.cpp and src/models/gemma4-assistant.cpp.
 
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::gguf::{Metadata, Value as Stored};
@@ -9,21 +9,21 @@ use crate::models::{Config, LayerSpec, Role};
 use gemma_base::error::Fault;
 use serde_json::{Map, Value, json};
 
-/// Divisors of the frequencies of the global layers: 1 for the channels that turn.
+/// Divisors of the global layers' frequencies: 1 for rotated channels.
 const ROPE_FREQS: &str = "rope_freqs.weight";
-/// Divisor of the frequency of a channel that does not turn, as llama.cpp's converter writes it.
+/// Divisor for channels that are not rotated, as llama.cpp's converter writes it.
 const STILL: f32 = 1e30;
-/// Least divisor that means the same.
+/// Smallest divisor that is read as "not rotated".
 const LEAST_STILL: f32 = 1e29;
-/// Soft-capping of a file that does not name it, as llama.cpp has it.
+/// llama.cpp's soft cap for a file that does not specify it.
 const LOGIT_CAP: f64 = 30.0;
-/// Base period of a file that does not name it, as llama.cpp has it.
+/// llama.cpp's rotation base for a file that does not specify it.
 const THETA: f64 = 1e4;
 
-/// Tensors by which an assistant of an edge model looks its logits up, in both schemas.
+/// Tensors that the assistant of an edge model uses to look up logits, in both naming schemes.
 const CENTROIDS: [&str; 2] = ["masked_embd_centroids.weight", "mtp.centroids.weight"];
 
-/// The keys of a file, checked for their types.
+/// Reads the keys of a file and checks their types.
 struct Reader<'a> {
     metadata: &'a Metadata,
     /// Name of the architecture, the first part of its keys.
@@ -53,7 +53,7 @@ impl Reader<'_> {
         value.filter(|v| v.is_finite()).ok_or_else(|| format!("`{key}` is not a number"))
     }
 
-    /// Returns a number for each layer. A single one stands for all.
+    /// Returns one number per layer. A single number applies to all layers.
     fn list(&self, name: &str, layers: usize) -> Result<Vec<i64>, String> {
         match self.metadata.get(&self.key(name)) {
             Some(Stored::Ints(list)) if list.len() == layers => Ok(list.clone()),
@@ -63,7 +63,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the channels of a head of the global and of the local layers.
+    /// Returns the head dimensions of the global and of the local layers.
     fn head_dims(&self) -> Result<(i64, i64), String> {
         let global = self.needed("attention.key_length")?;
         let local = self.optional("attention.key_length_swa")?.unwrap_or(global);
@@ -87,7 +87,7 @@ impl Reader<'_> {
         }
         for name in ["rope.scaling.factor", "rope.scale_linear"] {
             let factor = self.float(name, 1.0)?;
-            // Files say 0 for no factor.
+            // Files use 0 for no factor.
             if factor != 0.0 && factor != 1.0 {
                 return Err(format!("`{}` is {factor}, which is not supported", self.key(name)));
             }
@@ -96,7 +96,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the `config.json` that a file's keys mean.
+/// Returns the `config.json` equivalent of a file's keys.
 pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     let metadata = file.metadata;
     let reader = &reader(file);
@@ -134,14 +134,14 @@ pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     let mut json = json!({
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
-        // The file does not say. Only models with embeddings for each layer have it otherwise.
+        // The file does not say. Only models with per-layer embeddings differ.
         "use_bidirectional_attention": if per_layer == 0 { json!("vision") } else { Value::Null },
         "attention_k_eq_v": shared == 0 && values_are_keys(file, &is_global)?,
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
         "enable_moe_block": experts != 0,
         "num_experts": (experts != 0).then_some(experts),
         "top_k_experts": reader.optional("expert_used_count")?,
-        // A key of ours: Hugging Face's files always have fused experts.
+        // A key of this program: Hugging Face's files always have fused experts.
         "separate_experts": experts != 0 && file.has(Role::ExpertGate, 0),
         "moe_intermediate_size": reader.optional("expert_feed_forward_length")?,
         "eos_token_id": eos(metadata),
@@ -177,7 +177,7 @@ fn reader<'a>(file: &GgufModel<'a>) -> Reader<'a> {
     Reader { metadata: file.metadata, architecture }
 }
 
-/// Returns the `config.json` that the keys of an assistant's file mean.
+/// Returns the `config.json` equivalent of the keys of an assistant's file.
 pub fn assistant_config(file: &GgufModel<'_>) -> Result<Value, String> {
     let mut text = config(file)?;
     let reader = reader(file);
@@ -197,7 +197,7 @@ pub fn assistant_config(file: &GgufModel<'_>) -> Result<Value, String> {
     }))
 }
 
-/// Returns whether the global layers have no matrix of values.
+/// Returns whether the global layers have no value matrix.
 fn values_are_keys(file: &GgufModel<'_>, is_global: &[bool]) -> Result<bool, String> {
     let global = || (0..is_global.len()).filter(|i| is_global[*i]);
     match global().filter(|i| file.has(Role::V, *i)).count() {
@@ -207,7 +207,7 @@ fn values_are_keys(file: &GgufModel<'_>, is_global: &[bool]) -> Result<bool, Str
     }
 }
 
-/// Returns the share of the channels of a global layer's heads that turn.
+/// Returns the share of channels that are rotated in the heads of global layers.
 fn share(file: &GgufModel<'_>, head_dim: i64) -> Result<f32, String> {
     let divisors = file.floats(ROPE_FREQS);
     let divisors = divisors.ok_or_else(|| format!("`{ROPE_FREQS}` is missing, or in blocks"))?;
@@ -222,8 +222,8 @@ fn share(file: &GgufModel<'_>, head_dim: i64) -> Result<f32, String> {
     }
 }
 
-/// Adds the keys of the architecture, and the divisors of the global layers' frequencies. Refuses a
-/// model that llama.cpp would compute otherwise.
+/// Adds the keys of the architecture, and the divisors of the global layers' frequencies. Fails for
+/// a model that llama.cpp would compute differently.
 pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
     let key = |name: &str| format!("{}.{name}", c.architecture.gguf());
     let (local, global) = layers(c)?;
@@ -239,7 +239,7 @@ pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         ("attention.value_length", global.head_dim),
         ("attention.value_length_swa", local.head_dim),
         ("attention.shared_kv_layers", if c.backbone.is_some() { c.layers.len() } else { 0 }),
-        // Nothing reads it without a sliding layer.
+        // Unused if there is no sliding-window layer.
         ("attention.sliding_window", local.window.unwrap_or(1)),
         ("rope.dimension_count", global.head_dim),
         ("rope.dimension_count_swa", local.head_dim),
@@ -274,8 +274,8 @@ pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the shapes of the local and of the global layers. Refuses a model that a GGUF file
-/// cannot describe.
+/// Returns the shapes of the local and of the global layers. Fails for a model that GGUF cannot
+/// describe.
 fn layers(c: &Config) -> anyhow::Result<(LayerSpec, LayerSpec)> {
     let global = c.layers[c.layers.len() - 1];
     let local = *c.layers.iter().find(|layer| !layer.is_global()).unwrap_or(&global);

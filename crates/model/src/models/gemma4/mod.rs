@@ -1,9 +1,10 @@
 //! Gemma 4, the dense models and the mixture of experts: configuration, layer, GGUF files.
 //!
-//! It differs from Gemma 3 in this: norms multiply by their stored weights. Values are normed. The
-//! global layers have wider heads, of which a part turns; their values are the keys before that and
-//! before the norm. A number scales the stream behind each layer. Logits are capped. Source:
-//! huggingface/transformers 5.24, models/gemma4 and models/gemma4_unified, which share this layer.
+//! Differences from Gemma 3: Norms multiply by their stored weights. Values are normalised. Global
+//! layers have wider heads, with only some of their channels rotated. Their values are the keys
+//! before rotation and norm. The residual stream is scaled after each layer. Logits have a soft
+//! cap. Source: huggingface/transformers 5.24, models/gemma4 and models/gemma4_unified, which share
+//! this layer.
 
 mod assistant;
 mod config;
@@ -22,7 +23,7 @@ use serde_json::Value;
 
 pub struct Gemma4;
 
-/// Turns, thoughts and calls between marks of their own.
+/// Turns, thoughts and calls have their own control tokens.
 pub const DIALECT: Dialect = Dialect {
     turn: "<|turn>",
     template: include_str!("template.jinja"),
@@ -80,7 +81,7 @@ impl Architecture for Gemma4 {
     }
 }
 
-/// Returns the steps of a layer whose keys and values these matrices make.
+/// Returns the steps of a layer. `made` are the matrices that compute its keys and values.
 fn layer(
     config: &Config,
     spec: &LayerSpec,

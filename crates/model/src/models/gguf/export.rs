@@ -1,4 +1,4 @@
-//! The metadata that llama.cpp needs to run a model, from what its files say.
+//! Builds the metadata that llama.cpp needs to run a model.
 
 use super::vocab::{self, GgufVocabulary};
 use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, TURN_ENDS, UNK};
@@ -8,8 +8,8 @@ use crate::models::{ChatTemplate, Config, Dialect, Generation, Weights};
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
 
-/// Returns all keys but those that depend on how the tensors are stored. Refuses a model that
-/// llama.cpp would compute otherwise.
+/// Returns all keys except those that depend on the storage of tensors. Fails for a model that
+/// llama.cpp would compute differently.
 pub fn keys(weights: &Weights) -> Result<Keys> {
     let c = weights.config();
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;

@@ -1,8 +1,8 @@
-//! GGUF as llama.cpp writes it: the only files that spell the keys and tensor names that its
+//! GGUF files as llama.cpp writes them. Only this folder knows the keys and tensor names that its
 //! architectures share.
 //!
-//! [`present`] makes such a file look like a Hugging Face directory: configuration, tensor names,
-//! norms without the 1 that converters add to them, tokenizer, template.
+//! [`present`] makes a GGUF file look like a Hugging Face directory: configuration, tensor names,
+//! norms without the 1 that converters add, tokenizer and template.
 //! Source: ggml-org/llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py.
 
 pub mod export;
@@ -20,19 +20,19 @@ use serde_json::json;
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 
-/// Keys of single tokens, and what Gemma's files have there.
+/// Keys of single tokens, with the defaults of Gemma's files.
 pub const BOS: (&str, u32) = ("tokenizer.ggml.bos_token_id", 2);
 const EOS: (&str, u32) = ("tokenizer.ggml.eos_token_id", 1);
 const EOT: (&str, u32) = ("tokenizer.ggml.eot_token_id", 106);
 pub const PAD: (&str, u32) = ("tokenizer.ggml.padding_token_id", 0);
 const UNK: (&str, u32) = ("tokenizer.ggml.unknown_token_id", 3);
 
-/// Ends of a turn of Gemma 3 and Gemma 4. Both have the same id.
+/// Turn-end tokens of Gemma 3 and Gemma 4. Both have the same id.
 const TURN_ENDS: [&str; 2] = ["<end_of_turn>", "<turn|>"];
-/// Gemma 4 writes it behind its calls, where the answer waits for their results.
+/// Gemma 4 writes this token after its calls, then waits for the results.
 const TOOL_RESPONSE: (u32, &str) = (50, "<|tool_response>");
 
-/// Sampling defaults: the name in `generation_config.json` and the key.
+/// Sampling defaults: name in `generation_config.json`, and GGUF key.
 const SAMPLING: [(&str, &str); 5] = [
     ("temperature", "general.sampling.temp"),
     ("top_k", "general.sampling.top_k"),
@@ -78,9 +78,9 @@ pub fn tensor_name(role: Role, layer: usize) -> String {
     }
 }
 
-/// Returns the role and layer of a tensor; `None` for a name that stands for no role.
+/// Returns the role and layer of a tensor; `None` for an unknown name.
 fn role_of(name: &str) -> Option<(Role, usize)> {
-    // The older schema of assistants.
+    // The older naming scheme of assistants.
     let name = &name.replacen("mtp.", "nextn.", 1);
     let layer = match name.strip_prefix("blk.") {
         Some(rest) => rest.split_once('.')?.0.parse().ok()?,
@@ -90,7 +90,7 @@ fn role_of(name: &str) -> Option<(Role, usize)> {
     roles.find(|(role, layer)| tensor_name(*role, *layer) == *name)
 }
 
-/// A GGUF file, before it is presented as anything else.
+/// A GGUF file before its presentation as a Hugging Face directory.
 pub struct GgufModel<'a> {
     pub metadata: &'a Metadata,
     checkpoint: &'a Checkpoint,
@@ -105,18 +105,18 @@ impl GgufModel<'_> {
         self.checkpoint.lookup(name).is_some()
     }
 
-    /// Returns the rows of the embedding table.
+    /// Returns the number of rows of the embedding table.
     pub fn vocab(&self) -> Option<usize> {
         self.checkpoint.lookup(&tensor_name(Role::Embed, 0))?.shape.first().copied()
     }
 
-    /// Returns the values of a tensor of floats.
+    /// Returns the values of an unquantised tensor.
     pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
         self.checkpoint.tensor(name)?.to_f32().ok()
     }
 }
 
-/// Returns a whole number, if the key is there.
+/// Returns an integer, if the key exists.
 pub fn whole(metadata: &Metadata, key: &str) -> Result<Option<i64>, String> {
     match metadata.get(key) {
         None => Ok(None),
@@ -125,12 +125,12 @@ pub fn whole(metadata: &Metadata, key: &str) -> Result<Option<i64>, String> {
     }
 }
 
-/// Returns an f32 as the decimal that was meant.
+/// Returns the shortest decimal that rounds to the same f32.
 pub fn decimal(value: f64) -> f64 {
     (value as f32).to_string().parse().unwrap_or(value)
 }
 
-/// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
+/// Presents a GGUF checkpoint as a Hugging Face directory; returns any other checkpoint unchanged.
 pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let Some(metadata) = checkpoint.unpresented() else { return Ok(checkpoint) };
     let shown = checkpoint.name();
@@ -138,8 +138,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let architecture = match name.and_then(architecture::of_gguf) {
         Some(architecture) => architecture,
         None if name == Some("clip") => {
-            return Err(Fault::model(format!("{shown} holds the vision tower alone"))
-                .help("give the file of the language model, whose name does not contain `mmproj`")
+            return Err(Fault::model(format!("{shown} holds only a vision tower"))
+                .help("give the file of the language model: its name does not contain `mmproj`")
                 .into());
         }
         None => {
@@ -163,8 +163,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     }
     if metadata.bool(ADD_BOS) == Some(false) {
         notes.push(
-            "the file asks for no BOS in front of prompts; there is one all the same: \
-             the model was trained so"
+            "the file asks for prompts without BOS; prompts begin with it anyway, \
+             because the model was trained with it"
                 .into(),
         );
     }
@@ -177,8 +177,9 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 
-/// Returns the tokens that end a text: those of the file, and those of Gemma's that the vocabulary
-/// has. Where the file names only the end of a turn, the end of the text still is one.
+/// Returns the tokens that end a text: those of the file, and Gemma's that the vocabulary contains.
+///
+/// If the file only lists the end of a turn, the end of text is added.
 pub fn eos(metadata: &Metadata) -> Vec<i64> {
     let tokens = metadata.texts(vocab::TOKENS).unwrap_or_default();
     let mut eos = vec![metadata.int(EOS.0).unwrap_or(EOS.1 as i64)];
@@ -202,7 +203,7 @@ fn generation_config(metadata: &Metadata) -> Result<Vec<u8>> {
     for (name, key) in SAMPLING {
         match metadata.int(key) {
             Some(n) => json[name] = n.into(),
-            // The shortest decimal that means the same f32.
+            // Written as the shortest decimal that rounds to the same f32.
             None => {
                 if let Some(v) = metadata.float(key) {
                     json[name] = (v as f32).to_string().parse().unwrap_or(v).into();

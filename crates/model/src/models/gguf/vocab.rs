@@ -1,12 +1,12 @@
-//! The tokenizer in a GGUF file: SentencePiece's pieces with their scores and types, to and from
-//! the `tokenizer.json` that Hugging Face makes of the same pieces.
+//! Converts the tokenizer of a GGUF file to `tokenizer.json` and back. GGUF stores SentencePiece's
+//! pieces with their scores and types.
 //!
-//! Gemma 4's files (`gemma4`) list the merged pairs. llama.cpp cuts their texts at line breaks
-//! before it merges, which changes no token: no pair has a line break beside another character.
+//! Gemma 4's files (`gemma4`) list the merges. llama.cpp splits texts at line breaks before
+//! merging. This changes no token, since no merge joins a line break with another character.
 //!
-//! SentencePiece merges whichever neighbours give the piece of the highest score; `tokenizer.json`
-//! lists all such pairs in that order. Pairs of equal score stand by the lengths of their halves,
-//! the longer first, then by the piece's id.
+//! SentencePiece merges the neighbours that form the piece with the highest score. `tokenizer.json`
+//! lists all merges in that order. Merges of equal score are ordered by the lengths of their
+//! halves, longer first, then by the id of the resulting piece.
 //! Source: huggingface/transformers, convert_slow_tokenizer.py (`generate_merges`).
 
 use super::Metadata;
@@ -23,11 +23,11 @@ pub const MODEL: &str = "tokenizer.ggml.model";
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 pub const SCORES: &str = "tokenizer.ggml.scores";
 pub const TYPES: &str = "tokenizer.ggml.token_type";
-/// The pairs of Gemma 4. Ours for Gemma 3, where scores alone would give others: llama.cpp does not
-/// read them there.
+/// The merges of Gemma 4. This program also writes them for a Gemma 3 tokenizer if its scores alone
+/// imply other merges; llama.cpp ignores them there.
 pub const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Kinds of pieces.
+/// Types of pieces.
 pub const NORMAL: i64 = 1;
 pub const UNKNOWN: i64 = 2;
 pub const CONTROL: i64 = 3;
@@ -35,19 +35,19 @@ pub const USER_DEFINED: i64 = 4;
 pub const UNUSED: i64 = 5;
 pub const BYTE: i64 = 6;
 
-/// Longer pieces than this are damage; Gemma's longest has 93 bytes.
+/// Longest valid piece in bytes; Gemma's longest has 93.
 const LONGEST: usize = 4096;
 
-/// The squares of all pieces' lengths, summed: as much work it is to find the pairs that make them,
-/// and as long the list of those can be. Gemma's come to a tenth of this.
+/// Limit on the sum of squared piece lengths. It bounds the time to find all merges and the length
+/// of their list. Gemma's sum is a tenth of it.
 const MOST_WORK: usize = 1 << 28;
 
 /// Values of [`MODEL`].
 const GEMMA_3: &str = gemma3::DIALECT.gguf;
 const GEMMA_4: &str = gemma4::DIALECT.gguf;
 
-/// Control tokens of Gemma 4 that llama.cpp's converter marks as text, so that its parsers of
-/// answers see them.
+/// Control tokens of Gemma 4 that llama.cpp's converter marks as text, so that its answer parsers
+/// see them.
 const VISIBLE: [&str; 7] = [
     "<|tool_call>",
     "<tool_call|>",
@@ -58,22 +58,22 @@ const VISIBLE: [&str; 7] = [
     "<channel|>",
 ];
 
-/// Ids of Gemma 3's control tokens in every vocabulary of its family.
+/// Ids of Gemma 3's control tokens in all vocabularies of its family.
 const KNOWN_IDS: [usize; 8] = [0, 1, 2, 3, 105, 106, 255_999, 256_000];
 
-/// Returns whether the file has a tokenizer at all.
+/// Returns whether the file has a tokenizer.
 pub fn is_there(metadata: &Metadata) -> bool {
     !matches!(metadata.text(MODEL), None | Some("none" | "no_vocab"))
 }
 
-/// Returns whether a converter takes this piece for a control token although the tokenizer's own
-/// file lists it among the others.
+/// Returns whether a converter treats this piece as a control token although `tokenizer.json` lists
+/// it as text.
 pub fn is_placeholder(piece: &str) -> bool {
     matches!(piece, "<mask>" | "<2mass>" | "[@BOS@]")
         || piece.starts_with("<unused") && piece.ends_with('>')
 }
 
-/// Returns a note about control tokens that the file takes for ordinary text.
+/// Returns a note about control tokens that the file marks as ordinary text.
 pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
     let wrong: Vec<&str> = KNOWN_IDS
@@ -102,9 +102,9 @@ fn damaged(what: impl std::fmt::Display) -> Fault {
         .help("the file was made wrongly: fetch or convert the model again")
 }
 
-/// A vocabulary as `tokenizer.json` sees it.
+/// A vocabulary in the form of `tokenizer.json`.
 struct Pieces {
-    /// By id; `None` for padding.
+    /// Text by id; `None` for padding.
     texts: Vec<Option<String>>,
     scores: Vec<f32>,
     types: Vec<i64>,
@@ -147,7 +147,7 @@ impl Pieces {
         Ok(Pieces::new(tokens, scores, types))
     }
 
-    /// Pieces as SentencePiece has them, of what converters make of those.
+    /// Restores SentencePiece's pieces from a converter's output.
     fn new(tokens: &[String], scores: &[f32], types: &[i64]) -> Pieces {
         let mut pieces = Pieces {
             texts: Vec::with_capacity(tokens.len()),
@@ -162,19 +162,20 @@ impl Pieces {
             }
             pieces.texts.push(match pieces.types[id] {
                 UNUSED => None,
-                // Converters put spaces here, because they are looked for in the text as it was.
+                // Converters write spaces here, because these pieces are matched in the original
+                // text.
                 USER_DEFINED => Some(token.replace(' ', "▁")),
                 _ => Some(token.clone()),
             });
             if [CONTROL, USER_DEFINED].contains(&pieces.types[id]) {
-                // In SentencePiece's own file they have none.
+                // They have no score in SentencePiece's own file.
                 pieces.scores[id] = 0.0;
             }
         }
         pieces
     }
 
-    /// Ids by piece.
+    /// Returns the ids by piece.
     fn ids(&self) -> Result<HashMap<&str, u32>, Fault> {
         let mut ids = HashMap::with_capacity(self.texts.len());
         for (id, text) in self.texts.iter().enumerate() {
@@ -188,9 +189,9 @@ impl Pieces {
         Ok(ids)
     }
 
-    /// All pairs of pieces that make a piece, the first to be merged first.
+    /// Returns all merges of two pieces into a piece, in merge order.
     fn merges<'a>(&'a self, ids: &HashMap<&'a str, u32>) -> Vec<(&'a str, &'a str)> {
-        // Score, characters of the halves, id, bytes of the left half.
+        // Score, characters of the two halves, id, bytes of the left half.
         let mut pairs: Vec<(f32, u32, u32, u32, u32)> = Vec::new();
         for (id, text) in self.texts.iter().enumerate() {
             let Some(text) =
@@ -212,7 +213,7 @@ impl Pieces {
             }
         }
         pairs.sort_unstable_by(|a, b| {
-            // -0 and 0 are one score here.
+            // -0 and 0 compare as equal scores.
             let score = (b.0 + 0.0).total_cmp(&(a.0 + 0.0));
             score.then_with(|| {
                 (Reverse(a.1), Reverse(a.2), a.3).cmp(&(Reverse(b.1), Reverse(b.2), b.3))
@@ -224,8 +225,8 @@ impl Pieces {
         pairs.iter().filter_map(halves).collect()
     }
 
-    /// Returns the entries of `added_tokens`. Placeholders of Gemma 3 are control tokens in GGUF
-    /// files only.
+    /// Returns the entries of `added_tokens`. Gemma 3's placeholders are control tokens only in
+    /// GGUF files.
     fn added(&self, kind: Option<&str>) -> Vec<Value> {
         let is_text = |text: &str| kind != Some(GEMMA_4) && is_placeholder(text);
         let added = |id: usize, special: bool| {
@@ -277,7 +278,7 @@ fn vocab<S: Serializer>(pieces: &Pieces, to: S) -> Result<S::Ok, S::Error> {
     )
 }
 
-/// `tokenizer.json` with the ids that SentencePiece gives.
+/// Builds `tokenizer.json` so that it returns the same ids as SentencePiece.
 pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
     let pieces = Pieces::read(metadata)?;
     let ids = pieces.ids()?;
@@ -338,13 +339,13 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&file)?)
 }
 
-/// A `tokenizer.json` as converters write it into GGUF files.
+/// A `tokenizer.json` in the form that converters write into GGUF files.
 pub struct GgufVocabulary {
     pub dialect: &'static Dialect,
     pub tokens: Vec<String>,
     pub scores: Vec<f32>,
     pub types: Vec<i64>,
-    /// Pairs of Gemma 4, and pairs of Gemma 3 where the scores alone would give other ids.
+    /// Merges of Gemma 4, and of Gemma 3 if the scores alone would give other ids.
     pub merges: Option<Vec<String>>,
 }
 
@@ -368,15 +369,15 @@ struct Added {
     special: bool,
 }
 
-/// Scores of what converters look for in the text as it is, of padding, and of pieces that no merge
-/// gives.
+/// Scores of pieces that are matched in the original text, of padding, and of pieces that no merge
+/// forms.
 const ADDED_SCORE: f32 = -1000.0;
 const PADDING_SCORE: f32 = -10000.0;
 const SINGLE_SCORE: f32 = -1e6;
 
 impl GgufVocabulary {
-    /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the
-    /// merges.
+    /// Converts a tokenizer to `size` pieces. Larger ids are left out, holes are padding. Scores
+    /// are merge ranks.
     pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
         let dialect = Dialect::of_vocabulary(|token| {

@@ -1,5 +1,5 @@
-//! Two tokenizers of the `tokenizers` crate with one vocabulary: the crate keeps the treatment of
-//! control tokens as a switch of a tokenizer, and texts of both kinds are encoded at once.
+//! Two tokenizers of the `tokenizers` crate with a shared vocabulary. The crate makes the treatment
+//! of control tokens a property of the tokenizer, and texts of both kinds are encoded concurrently.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokenizers::{
 
 use super::Special;
 
-/// The vocabulary and the merges, which clones share.
+/// Vocabulary and merges, shared by clones.
 #[derive(Clone)]
 pub struct SharedBpe(pub Arc<BPE>);
 
@@ -57,7 +57,7 @@ impl Model for SharedBpe {
     }
 }
 
-/// A tokenizer for each treatment of control tokens.
+/// One tokenizer per treatment of control tokens.
 pub struct Encoders {
     parsing: SharedTokenizer,
     as_text: SharedTokenizer,
@@ -71,7 +71,7 @@ impl Encoders {
         Encoders { parsing: tokenizer, as_text }
     }
 
-    /// Returns the tokenizer that treats control tokens so. Both have the same ids and pieces.
+    /// Returns the tokenizer for this treatment. Both have the same ids and pieces.
     pub fn of(&self, special: Special) -> &SharedTokenizer {
         match special {
             Special::AsText => &self.as_text,

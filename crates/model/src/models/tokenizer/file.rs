@@ -1,8 +1,8 @@
-//! `tokenizer.json`, read straight into the parts of the `tokenizers` crate that Gemma needs.
+//! Reads `tokenizer.json` directly into the parts of the `tokenizers` crate that Gemma needs.
 //!
 //! The crate's own reader buffers every value before it knows its type, which doubles the time for
-//! Gemma's 33 MB, and it panics on some damaged files. This reader puts each part where it belongs
-//! at once, and refuses parts that Gemma does not have.
+//! Gemma's 33 MB. It also panics on some damaged files. This reader stores each part at once, and
+//! fails for parts that Gemma does not have.
 
 use super::encoders::{SharedBpe, SharedTokenizer};
 use super::piece_bytes;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
 
-/// Ids beyond this are taken for damage.
+/// Largest valid id.
 const MAX_ID: u32 = 1 << 24;
 
-/// Bytes that may stand for a space; Gemma's `▁` has 3.
+/// Most bytes of the replacement for a space; Gemma's `▁` has 3.
 const LONGEST_REPLACEMENT: usize = 32;
 
-/// Gemma's control tokens, then those that Gemma 4 adds. Some exports mark them as ordinary text,
-/// which breaks chat silently.
+/// Gemma's control tokens, followed by those of Gemma 4. Some exports mark them as ordinary text,
+/// which silently breaks chat.
 pub const KNOWN_CONTROL: [&str; 27] = [
     "<pad>",
     "<eos>",
@@ -58,12 +58,11 @@ pub const KNOWN_CONTROL: [&str; 27] = [
 
 /// Contents of a file.
 pub struct Parts {
-    /// Has no decoder and no post-processor: the bytes of pieces are joined, and the caller adds a
-    /// BOS.
+    /// Has no decoder and no post-processor: the caller joins the bytes of pieces and adds a BOS.
     pub tokenizer: SharedTokenizer,
-    /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
+    /// Bytes of each piece, including control tokens; `[vocab]`, empty for holes.
     pub pieces: Vec<Box<[u8]>>,
-    /// Control tokens that the file takes for text.
+    /// Control tokens that the file marks as text.
     pub repaired: Vec<String>,
 }
 
@@ -125,7 +124,7 @@ impl<'de> Deserialize<'de> for Pieces {
     }
 }
 
-/// Two pieces that become one: `["a", "b"]`, or `"a b"` in older files.
+/// Two pieces that are merged: `["a", "b"]`, or `"a b"` in older files.
 pub struct MergedPair(pub String, pub String);
 
 impl<'de> Deserialize<'de> for MergedPair {
@@ -155,7 +154,7 @@ impl<'de> Deserialize<'de> for MergedPair {
     }
 }
 
-/// Reads and checks a file. `named` are the tokens that the model's configuration gives a role.
+/// Reads and checks a file. `named` are the tokens with a role in the model's configuration.
 pub fn read(bytes: &[u8], named: &[Token]) -> Result<Parts> {
     let mut file: File = serde_json::from_slice(bytes)?;
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
@@ -194,7 +193,7 @@ pub fn read(bytes: &[u8], named: &[Token]) -> Result<Parts> {
     Ok(Parts { tokenizer, pieces, repaired })
 }
 
-/// Returns the error for a whole tokenizer of another family.
+/// Returns the error for a tokenizer of another family.
 fn foreign(what: String) -> Fault {
     Fault::model(format!("tokenizer.json is not a tokenizer of Gemma: {what}")).help(
         "this is another model, or its tokenizer.json was replaced: \
@@ -212,7 +211,7 @@ fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
 fn model(model: Model) -> Result<BPE> {
     let longest = model.vocab.0.keys().map(String::len).max().unwrap_or(0);
     for MergedPair(a, b) in &model.merges {
-        // The crate has room for the longest piece only.
+        // The crate's buffer has the length of the longest piece.
         ensure!(a.len() + b.len() <= longest, "it merges {a:?} and {b:?} into no piece");
     }
     let merges = model.merges.into_iter().map(|MergedPair(a, b)| (a, b)).collect();
@@ -227,14 +226,14 @@ fn model(model: Model) -> Result<BPE> {
     builder.build().map_err(|e| anyhow!("{e}"))
 }
 
-/// Marks control tokens as such: Gemma's, and those with a role. Returns those that were not
-/// marked.
+/// Marks Gemma's control tokens and those with a role as control tokens. Returns those that were
+/// not marked.
 fn repair(added: &mut Vec<AddedEntry>, vocab: &Vocab, named: &[Token]) -> Vec<String> {
     let known = KNOWN_CONTROL.into_iter().map(str::to_owned);
     let in_vocab = vocab.iter().filter(|(_, id)| named.contains(id)).map(|(text, _)| text.clone());
     let is_named = |entry: &&AddedEntry| entry.id.is_some_and(|id| named.contains(&id));
     let in_added = added.iter().filter(is_named).map(|entry| entry.token.content.clone());
-    // A role may be given to a line break, which stays text.
+    // A token with a role may be a line break, which stays text.
     let named: BTreeSet<String> = in_vocab.chain(in_added).filter(|text| is_mark(text)).collect();
     let mut repaired = Vec::new();
     for name in known.chain(named) {
@@ -251,14 +250,14 @@ fn repair(added: &mut Vec<AddedEntry>, vocab: &Vocab, named: &[Token]) -> Vec<St
     repaired
 }
 
-/// Returns whether a piece looks like a mark, such as `<|im_end|>`, and not like a word.
+/// Returns whether a piece looks like a mark such as `<|im_end|>`, rather than a word.
 fn is_mark(piece: &str) -> bool {
     let ends = [('<', '>'), ('[', ']')];
     piece.len() > 2 && ends.iter().any(|(a, b)| piece.starts_with(*a) && piece.ends_with(*b))
 }
 
-/// Checks the decoder. Gemma's puts spaces for `▁` and bytes for `<0x..>`; another one means
-/// another kind of pieces.
+/// Checks the decoder. Gemma's replaces `▁` by spaces and `<0x..>` by bytes; another decoder
+/// implies another kind of pieces.
 fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     let Some(decoder) = decoder else { return Ok(()) };
     let steps = decoder["decoders"].as_array().map_or(std::slice::from_ref(decoder), Vec::as_slice);
@@ -272,9 +271,11 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     Ok(())
 }
 
-/// Checks a normalizer or pre-tokenizer. Gemma's normalizer puts `▁` for spaces, and its
-/// pre-tokenizer cuts at spaces. Other kinds belong to other families. The library panics on some
-/// of their files, and a few steps in a row can make any text of one letter.
+/// Checks a normalizer or pre-tokenizer.
+///
+/// Gemma's normalizer replaces spaces by `▁`, and its pre-tokenizer splits at spaces. Other kinds
+/// belong to other families. The library panics on some of their files, and a few steps in sequence
+/// can expand one letter into a text of any length.
 fn check_text(step: Option<&Value>, name: &str, kind: &str, key: &str) -> Result<()> {
     let Some(step) = step.filter(|step| !step.is_null()) else { return Ok(()) };
     let fits = step["type"] == kind && step["pattern"]["String"] == " " && step[key].is_string();

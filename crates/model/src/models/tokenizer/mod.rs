@@ -1,4 +1,4 @@
-//! Text to tokens and back: the model's own `tokenizer.json`, run by the `tokenizers` crate.
+//! Converts text to tokens and back with the model's `tokenizer.json` and the `tokenizers` crate.
 
 mod encoders;
 mod file;
@@ -16,16 +16,16 @@ use gemma_base::util::threads;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Treatment of control tokens that a text spells, such as `<end_of_turn>` in a document.
+/// Treatment of control tokens spelled out in a text, such as `<end_of_turn>` in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     /// They stay text.
     AsText,
-    /// They become the control tokens they spell.
+    /// They become control tokens.
     Parse,
 }
 
-/// A tokenizer with every piece's bytes at hand.
+/// A tokenizer with a table of every piece's bytes.
 pub struct Tokenizer {
     encoders: Encoders,
     pieces: Vec<Box<[u8]>>, // [vocab]: empty for control tokens and holes
@@ -37,15 +37,15 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json` of a model whose configuration is not known.
+    /// Reads a `tokenizer.json` without a model configuration.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         Self::with_roles(bytes, &[])
     }
 
     /// Reads a `tokenizer.json`. `named` are the tokens that begin, end or pad texts according to
-    /// the model's configuration. They are control tokens, even if the file lists them as text.
+    /// the model's configuration. They are control tokens, even if the file marks them as text.
     pub fn with_roles(bytes: &[u8], named: &[Token]) -> Result<Self> {
-        // Hashing 33 MB takes a while too.
+        // Hashing 33 MB takes a while, so it runs in parallel.
         let (parts, sha256) = std::thread::scope(|scope| {
             let sha256 = threads::spawn(scope, || <[u8; 32]>::from(Sha256::digest(bytes)));
             (file::read(bytes, named), sha256.join())
@@ -84,12 +84,12 @@ impl Tokenizer {
         Ok(Tokenizer { encoders, pieces, control, control_starts, longest, sha256, notes })
     }
 
-    /// Returns the repairs, a line each.
+    /// Returns notes about repairs, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns the tokens of a text; adds no BOS.
+    /// Returns the tokens of a text, without BOS.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<Token>> {
         let encoding = self.encoders.of(special).encode_fast(text, false);
         let encoding = encoding.map_err(|e| anyhow!("{e}")).context("tokenising")?;
@@ -101,8 +101,8 @@ impl Tokenizer {
         self.longest
     }
 
-    /// Returns the tokens of a text that goes through no template, behind exactly one BOS, and
-    /// whether the text spelled the BOS already.
+    /// Returns the tokens of a text without a template, after exactly one BOS. Also returns whether
+    /// the text already began with BOS.
     pub fn encode_behind_bos(
         &self,
         text: &str,
@@ -117,7 +117,7 @@ impl Tokenizer {
         Ok((tokens, rest.len() < text.len()))
     }
 
-    /// Returns the text of tokens. It leaves out control tokens and replaces broken UTF-8.
+    /// Returns the text of tokens, without control tokens. Replaces invalid UTF-8.
     pub fn decode(&self, tokens: &[Token]) -> String {
         let mut out = Detokenizer::new(self);
         let mut text: String = tokens.iter().map(|t| out.push(*t)).collect();
@@ -125,8 +125,7 @@ impl Tokenizer {
         text
     }
 
-    /// Returns the bytes that a token adds to the text; no bytes for control tokens and unknown
-    /// ids.
+    /// Returns the bytes that a token adds to the text; empty for control tokens and unknown ids.
     pub fn token_bytes(&self, token: Token) -> Vec<u8> {
         self.bytes(token).to_vec()
     }
@@ -135,12 +134,12 @@ impl Tokenizer {
         self.pieces.get(token as usize).map_or(&[], |p| p)
     }
 
-    /// Returns the file's spelling of a token, for people to read.
+    /// Returns the file's spelling of a token, for display.
     pub fn piece(&self, token: Token) -> Option<String> {
         self.encoders.of(Special::Parse).id_to_token(token)
     }
 
-    /// Returns one more than the largest id.
+    /// Returns the largest id plus one.
     pub fn vocab(&self) -> usize {
         self.pieces.len()
     }
@@ -150,17 +149,17 @@ impl Tokenizer {
         &self.control
     }
 
-    /// Returns whether some control token begins with this character.
+    /// Returns whether any control token begins with this character.
     pub fn begins_control(&self, c: char) -> bool {
         self.control_starts.contains(&c)
     }
 
-    /// Returns the speech of the models with this vocabulary.
+    /// Returns the dialect of models with this vocabulary.
     pub fn dialect(&self) -> &'static Dialect {
         Dialect::of_vocabulary(|token| self.control.contains_key(token))
     }
 
-    /// Returns the tokens around a thought, where the model can think.
+    /// Returns the tokens around a thought, if the model can think.
     pub fn channel(&self) -> Option<(Token, Token)> {
         let id = |name| self.control.get(name).copied();
         let marks = self.dialect().thought.as_ref()?;
@@ -171,14 +170,16 @@ impl Tokenizer {
         self.control.values().any(|id| *id == token)
     }
 
-    /// Returns the id of a piece, control or not.
+    /// Returns the id of a piece, including control tokens.
     pub fn id(&self, piece: &str) -> Option<Token> {
         self.encoders.of(Special::Parse).token_to_id(piece)
     }
 
-    /// Returns whether the ids of both mean the same, so that one model can take the other's
-    /// tokens. Files of one family differ at the end, where one may list padding or tokens for
-    /// images, and in how they list the rest.
+    /// Returns whether both tokenizers have the same ids, so that one model can read the other's
+    /// tokens.
+    ///
+    /// Files of one family may differ at the end, where one may list padding or image tokens, and
+    /// in how they list the rest.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         const AT_THE_END: usize = 64;
         let n = self.pieces.len().min(other.pieces.len());
@@ -191,13 +192,13 @@ impl Tokenizer {
                 && control(self) == control(other)
     }
 
-    /// Returns the hash of the file it was read from.
+    /// Returns the SHA-256 of the file.
     pub fn sha256(&self) -> [u8; 32] {
         self.sha256
     }
 }
 
-/// `<0x0A>` is a byte; elsewhere `▁` stands for a space.
+/// Returns the bytes of a piece: `<0x0A>` is a byte; in other pieces `▁` is a space.
 fn piece_bytes(piece: &str) -> Box<[u8]> {
     let byte = piece
         .strip_prefix("<0x")
@@ -209,8 +210,8 @@ fn piece_bytes(piece: &str) -> Box<[u8]> {
     }
 }
 
-/// A decoder of tokens as they come. It holds back a character that is spread over several byte
-/// tokens until the character is whole.
+/// Incremental decoder of tokens. Withholds a character that spans several byte tokens until it is
+/// complete.
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
@@ -221,8 +222,8 @@ impl<'a> Detokenizer<'a> {
         Detokenizer { tokenizer, held: Vec::new() }
     }
 
-    /// Returns the text that is complete with this token. Bytes that can never become a character
-    /// turn into U+FFFD.
+    /// Returns the text that this token completes. Bytes that can never form a character become
+    /// U+FFFD.
     pub fn push(&mut self, token: Token) -> String {
         self.held.extend_from_slice(self.tokenizer.bytes(token));
         let mut text = String::new();
@@ -247,7 +248,7 @@ impl<'a> Detokenizer<'a> {
         }
     }
 
-    /// Returns the rest when no token follows: an unfinished character, as U+FFFD.
+    /// Returns the rest at the end: an incomplete character, as U+FFFD.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         String::from_utf8_lossy(&held).into_owned()
@@ -301,7 +302,7 @@ mod tests {
         }
         let marker = t.id("<end_of_turn>").unwrap();
         assert!(!t.encode("<end_of_turn>", Special::AsText).unwrap().contains(&marker));
-        // The fixture marks it as ordinary text, as some exports do; it is repaired.
+        // The fixture marks it as ordinary text, as some exports do; the reader repairs this.
         assert_eq!(t.encode("<end_of_turn>", Special::Parse).unwrap(), [marker]);
         assert!(t.is_control(marker) && t.token_bytes(marker).is_empty());
         assert!(
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn spaces_in_added_tokens_are_spaces() {
-        // Gemma adds runs of the stand-in for a space as tokens of their own.
+        // Gemma has tokens for runs of the replacement character for a space.
         assert_eq!(&*piece_bytes("▁▁▁"), b"   ");
         assert_eq!(&*piece_bytes("<0xe2>"), [0xe2]);
         assert_eq!(&*piece_bytes("<0x+2>"), b"<0x+2>");
@@ -364,7 +365,7 @@ mod tests {
             r#"{"model": {"vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}"#
                 .into(),
             r#"{"model": {"vocab": {"a": 0}, "merges": []}, "normalizer": 5}"#.into(),
-            // Steps of other families: some of them panic, and some make any text of one letter.
+            // Steps of other families: some of them panic, others expand one letter into any text.
             normalizer(r#"{"type": "Precompiled", "precompiled_charsmap": "AAAA"}"#),
             normalizer(r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}"#),
             normalizer(r#"{"type": "Replace", "pattern": {"Regex": " "}, "content": "x"}"#),

@@ -7,7 +7,7 @@ pub fn letters() -> Tokenizer {
     letters_and(&[])
 }
 
-/// The same with control tokens of Gemma 4.
+/// Like [`letters`], with control tokens of Gemma 4.
 pub fn thinking_letters() -> Tokenizer {
     let calls = ["<|tool_call>", "<tool_call|>", "<|\"|>"];
     letters_and(

@@ -1,4 +1,4 @@
-//! Files of pictures: all kinds, also damaged and hostile ones.
+//! Picture files of all kinds, including damaged and hostile ones.
 
 use super::*;
 use crate::vision::picture::{decode, measure};
@@ -30,7 +30,7 @@ fn pictures_are_those_that_pillow_reads() {
         assert_eq!(got.flattened, has_alpha, "{name}");
         assert_eq!(got.rgb.len(), want.len(), "{name}");
         let differences = got.rgb.iter().zip(&want).map(|(a, b)| a.abs_diff(*b));
-        // Decoders of JPEG round differently.
+        // JPEG decoders round differently.
         let most = if name.ends_with("jpg") { 4 } else { 0 };
         let worst = differences.max().unwrap();
         assert!(worst <= most, "{name}: a value differs by {worst}");
@@ -55,7 +55,7 @@ fn damaged_pictures_do_no_harm() {
     let mut state = 1u64;
     for File { name, file, .. } in files() {
         let bytes = bytes(&file);
-        // The last bytes of a file may not count.
+        // The last bytes of a file may be unused.
         for cut in 0..bytes.len() * 9 / 10 {
             assert!(!check(&name, &bytes[..cut]), "{name}: {cut} bytes are enough");
         }

@@ -1,5 +1,5 @@
-//! The same tower from all kinds of files: names of several versions of transformers, and mmproj
-//! files, also damaged ones.
+//! Reads the same tower from all kinds of files: names of several transformers versions, and mmproj
+//! files, including damaged ones.
 
 use super::*;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header};
@@ -50,7 +50,7 @@ fn directory(family: &str, tensors: &BTreeMap<String, Values>) -> tempfile::Temp
     dir
 }
 
-/// Returns soft tokens of both golden pictures.
+/// Returns the soft tokens of both golden pictures.
 fn soft(path: &Path, family: &str) -> Vec<Vec<f32>> {
     let vision = Vision::open(path).unwrap();
     let Golden { images } = read(&format!("{family}/golden.json"));
@@ -80,12 +80,12 @@ fn all_spellings_of_names_are_read() {
     }
 }
 
-/// Differences of older mmproj files from the newest ones.
+/// Differences between older and current mmproj files.
 #[derive(Clone, Copy, Default)]
 struct Older {
-    /// The two matrices of the feed-forward part have each other's names.
+    /// The names of the two feed-forward matrices are swapped.
     is_swapped: bool,
-    /// Norms of patches are counted from 0.
+    /// Norms of patches are numbered from 0.
     is_zero_based: bool,
 }
 
@@ -135,7 +135,7 @@ fn gguf_name(family: &str, name: &str, older: Older) -> String {
     parts.iter().fold(name.to_owned(), |name, (old, new)| name.replace(old, new))
 }
 
-/// Reorders columns of patches of `side` pixels from by pixel to by channel.
+/// Reorders columns of patches of `side` pixels from pixel by pixel to channel by channel.
 fn by_channel(values: &[f32], side: usize) -> Vec<f32> {
     let pixels = side * side;
     let row = |row: &[f32]| -> Vec<f32> {
@@ -144,7 +144,7 @@ fn by_channel(values: &[f32], side: usize) -> Vec<f32> {
     values.chunks_exact(3 * pixels).flat_map(row).collect()
 }
 
-/// Changes a tensor as llama.cpp's converter does.
+/// Converts a tensor as llama.cpp's converter does.
 fn converted(name: &str, tensor: &Values) -> Values {
     let Values { mut shape, mut values } = tensor.clone();
     if name.ends_with("input_proj.weight") {
@@ -181,7 +181,7 @@ fn encode(values: &[f32], code: Code) -> Vec<u8> {
     }
 }
 
-/// Step of all blocks of Q8_0 here.
+/// Step of all Q8_0 blocks here.
 const STEP: f32 = 1.0 / 64.0;
 
 fn keys(family: &str) -> Keys {
@@ -230,7 +230,7 @@ fn keys(family: &str) -> Keys {
     keys
 }
 
-/// The bytes of a mmproj file; matrices have the type `code` where it can hold their rows.
+/// Returns the bytes of a mmproj file. Matrices have the type `code` if it supports their width.
 fn mmproj(family: &str, tensors: &BTreeMap<String, Values>, code: Code, older: Older) -> Vec<u8> {
     let of = |(name, tensor): (&String, &Values)| {
         let Values { shape, values } = converted(name, tensor);
@@ -273,7 +273,7 @@ fn blocks_and_halves_are_what_they_stand_for() {
     let dir = tempfile::tempdir().unwrap();
     for family in FAMILIES {
         let mut tensors = tower(family);
-        // All of these have an exact form in f16 and in Q8_0.
+        // All these values are exact in f16 and in Q8_0.
         for tensor in tensors.values_mut().filter(|tensor| tensor.shape.len() == 2) {
             tensor.values.iter_mut().for_each(|v| *v = (*v / STEP).round() * STEP);
         }
@@ -313,13 +313,13 @@ fn other_files_are_refused_with_what_to_get() {
     }
 }
 
-/// Opens a file and encodes an image if that succeeds; the file is hostile and must do no harm.
+/// Opens a hostile file and encodes an image if that succeeds. It must do no harm.
 fn try_all(path: &Path) -> Option<String> {
     let picture = picture(30, 20, 1);
     let run = || -> Result<()> {
         let vision = Vision::open(path)?;
         let prepared = vision.prepare_picture(&picture, None)?;
-        // An image of an absurd model costs too much to try.
+        // Encoding with an absurdly large model would take too long.
         if vision.work(prepared.fit()) < 1 << 28 {
             vision.encode(&prepared, 1)?;
         }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 const FAMILIES: [&str; 3] = ["gemma3", "gemma4", "gemma4-unified"];
 
-/// Largest difference of a soft token's value, of values around 1.
+/// Largest allowed difference of a soft token's value, for values around 1.
 const TOLERANCE: f32 = 1e-4;
 
 fn golden(file: &str) -> PathBuf {
@@ -27,7 +27,7 @@ fn read<T: DeserializeOwned>(file: &str) -> T {
     serde_json::from_slice(&bytes).unwrap()
 }
 
-/// The picture of the script's `picture`.
+/// Generates the same picture as the script's function `picture`.
 fn picture(width: usize, height: usize, seed: usize) -> Picture {
     let value = |x: usize, y: usize, c: usize| {
         let sum = x * (7 + 5 * c) + y * (11 + 3 * seed) + ((x * y) >> (2 + c)) * (seed + 1);
@@ -38,7 +38,7 @@ fn picture(width: usize, height: usize, seed: usize) -> Picture {
     Picture { width, height, rgb, flattened: false }
 }
 
-/// Returns the hash of values as the script makes it.
+/// Returns the hash of values, computed as in the script.
 fn hash(values: &[f32]) -> String {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -105,7 +105,7 @@ fn prepare(vision: &Vision, image: &Image) -> PreparedImage {
     vision.prepare_picture(&source, None).unwrap()
 }
 
-/// Largest difference between soft tokens and golden ones, next to the size of a value.
+/// Returns the largest difference between soft tokens and golden ones.
 fn distance(got: &[f32], want: &[Vec<f32>]) -> f32 {
     let want: Vec<f32> = want.concat();
     assert_eq!(got.len(), want.len());
@@ -169,7 +169,7 @@ fn budgets_that_a_model_does_not_have_are_refused() {
     };
     assert_eq!(refusal("gemma4", 100), "an image cannot have up to 100 tokens");
     assert_eq!(refusal("gemma3", 280), "an image of Gemma 3 has 16 tokens, not up to 280");
-    // The table of positions has 80 entries.
+    // The position table has 80 entries.
     let long = Vision::open(&golden("gemma4-unified")).unwrap().fit(9000, 10, Some(280));
     assert!(long.unwrap_err().to_string().contains("too long"));
 }

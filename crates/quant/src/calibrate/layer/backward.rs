@@ -8,13 +8,13 @@ use gemma_base::tensor::{Matrix, math};
 use gemma_model::models::{KeyNorms, LayerSpec, Role, Step};
 use rayon::prelude::*;
 
-/// Receives a matrix with its inputs `[tokens, cols]` and the gradients at its outputs `[tokens,
-/// rows]`.
+/// Called for each matrix, with its inputs `[tokens, cols]` and the gradients at its outputs
+/// `[tokens, rows]`.
 pub type Found<'a> = &'a mut dyn FnMut(Role, &Matrix<'_>, &[f32], &[f32]) -> Result<()>;
 
 impl Layer<'_> {
-    /// Turns the gradient `d` at the residual stream after the layer into that before it. `x` is
-    /// the stream before the layer; all are `[tokens, dim]`.
+    /// Replaces `d`, the gradient at the residual stream after the layer, by the gradient before
+    /// it. `x` is the stream before the layer. Both are `[tokens, dim]`.
     pub fn backward(&self, x: &[f32], d: &mut [f32], found: Found<'_>) -> Result<()> {
         let mut x = x.to_vec();
         let (mut values, mut inputs): (Values, Vec<Values>) = (Vec::new(), Vec::new());
@@ -31,7 +31,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Turns the gradients `dv` at what a step gives into those at what it reads.
+    /// Replaces `dv`, the gradients at the outputs of a step, by those at its inputs.
     fn step_back(
         &self,
         step: &Step,
@@ -64,7 +64,7 @@ impl Layer<'_> {
             Step::Attend { keys: None, .. } => bail!("a layer without keys reads another model's"),
             Step::Attend { q_norm, keys: Some(KeyNorms { k_norm, v_norm }) } => {
                 let ([q, k, v], [out]) = (input, &dv[..]) else {
-                    bail!("attention reads three values and gives one")
+                    bail!("attention needs three inputs and one gradient")
                 };
                 let (mut turned_q, mut turned_k) = (q.clone(), k.clone());
                 self.rotate(&mut turned_q, self.spec.n_heads, *q_norm);
@@ -89,7 +89,7 @@ impl Layer<'_> {
                 self.matrix_back(*up, &input[0], &du, &mut sums, found)?;
                 vec![sums]
             }
-            Step::Mixture(_) => bail!("no gradient goes through a mixture"),
+            Step::Mixture(_) => bail!("mixtures of experts have no backward pass"),
             Step::Add { norm, scale } => {
                 let scale = scale.map_or(1.0, |role| self.vectors[&role][0]);
                 d.par_iter_mut().for_each(|d| *d *= scale);
@@ -116,7 +116,8 @@ impl Layer<'_> {
         norm_rows_back(x, &self.vectors[&role], self.eps, d)
     }
 
-    /// Turns the gradient at rotated heads into that at the heads `x` before norm and rotation.
+    /// Replaces `d`, the gradient at rotated heads, by the gradient at the heads `x` before norm
+    /// and rotation.
     fn rotate_back(&self, x: &[f32], d: &mut [f32], heads: usize, norm: Role) {
         let (dim, half) = (self.spec.head_dim, self.spec.head_dim / 2);
         let norm = &self.vectors[&norm];
@@ -134,7 +135,8 @@ impl Layer<'_> {
         });
     }
 
-    /// Returns the gradients at queries, keys and values from that at the outputs of attention.
+    /// Returns the gradients at queries, keys and values, from `d`, the gradient at the outputs of
+    /// attention.
     fn attend_back(&self, q: &[f32], k: &[f32], v: &[f32], d: &[f32]) -> [Vec<f32>; 3] {
         let LayerSpec { n_heads, n_kv_heads, head_dim, query_scale, .. } = self.spec;
         let (q_cols, kv_cols) = (self.spec.query_width(), self.spec.kv_width());
@@ -154,7 +156,7 @@ impl Layer<'_> {
                 let mut weights = vec![0.0; len * len];
                 multiply(&mut weights, len, 0.0, query_scale, q, k.transposed());
                 self.softmax(&mut weights);
-                // At the weights, then at the scores.
+                // The gradient at the weights, which becomes the gradient at the scores.
                 let mut ds = vec![0.0; len * len];
                 multiply(&mut ds, len, 0.0, 1.0, d, v.transposed());
                 for (ds, p) in ds.chunks_exact_mut(len).zip(weights.chunks_exact(len)) {
@@ -171,8 +173,8 @@ impl Layer<'_> {
     }
 }
 
-/// Adds `d [tokens, rows]` times `matrix [rows, cols]` to `sums [tokens, cols]`. `seen` is given
-/// each row of the matrix with its index.
+/// Adds `d [tokens, rows]` times `matrix [rows, cols]` to `sums [tokens, cols]`. Calls `seen` with
+/// the index and the values of each row of the matrix.
 pub fn linear_back(
     device: &dyn CodingDevice,
     d: &[f32],
@@ -197,7 +199,7 @@ pub fn linear_back(
     Ok(())
 }
 
-/// Returns the gradient at the rows `x` of an RMSNorm from that at its results.
+/// Returns the gradient at the input rows `x` of an RMSNorm, from the gradient `d` at its output.
 pub fn norm_rows_back(x: &[f32], weight: &[f32], eps: f32, d: &[f32]) -> Vec<f32> {
     let (mut out, n) = (d.to_vec(), weight.len());
     let rows = out.par_chunks_mut(n).zip(x.par_chunks(n));
@@ -261,7 +263,7 @@ mod tests {
         }
     }
 
-    /// A family with values that are normed keys, and a factor of the stream.
+    /// Global layers use normed keys as values, and each layer scales the stream by a factor.
     #[test]
     fn a_whole_layer_goes_back_as_it_goes_forward() {
         let config = json!({"model_type": "gemma4_text", "vocab_size": 32, "hidden_size": 32,

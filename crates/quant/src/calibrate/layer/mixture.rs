@@ -9,11 +9,12 @@ use rayon::prelude::*;
 
 use super::super::rows;
 
-/// The rows that chose an expert, in rising order, each with the weight of its output.
+/// The rows that chose an expert, in ascending order, each with the weight of the expert's output.
 pub type Visits = Vec<(usize, f32)>;
 
 impl Layer<'_> {
-    /// Returns the visits of each expert by rows of the residual stream `x` `[rows, dim]`.
+    /// Returns the visits of each expert: which rows of the residual stream `x` `[rows, dim]` chose
+    /// it.
     pub fn route(&self, spec: ExpertSpec, x: &[f32]) -> Result<Vec<Visits>> {
         let factors = &self.vectors[&Role::ExpertFactors];
         let share = (self.dim() as f32).sqrt().recip();
@@ -28,13 +29,13 @@ impl Layer<'_> {
         Ok(visits)
     }
 
-    /// Returns what experts read of the rows `x` of the residual stream.
+    /// Returns the input of the experts, for the rows `x` of the residual stream.
     pub fn before_experts(&self, x: &[f32]) -> Vec<f32> {
         self.norm(Role::PreExpertNorm, x)
     }
 
-    /// Returns what the last matrix of an expert reads, `[rows, width]`, from the input of the
-    /// expert.
+    /// Returns the input of the last matrix of an expert, `[rows, width]`. `input` is the input of
+    /// the expert.
     pub fn gated(&self, spec: ExpertSpec, expert: usize, input: &[f32]) -> Result<Vec<f32>> {
         let product = |role| linear(&*self.device, input, &self.expert(role, spec, expert));
         let (gates, ups) = match spec.fused {
@@ -61,7 +62,8 @@ impl Layer<'_> {
         matrix.part(expert * rows..(expert + 1) * rows)
     }
 
-    /// Returns the value of the step. `shared` is its input, `x` the residual stream.
+    /// Returns the output of the mixture. `shared` is the input of the step, `x` the residual
+    /// stream.
     pub(super) fn mixture(&self, spec: ExpertSpec, shared: &[f32], x: &[f32]) -> Result<Vec<f32>> {
         let (dim, input) = (self.dim(), self.before_experts(x));
         let mut sum = vec![0.0; x.len()];
@@ -89,7 +91,7 @@ impl Layer<'_> {
     }
 }
 
-/// Returns rows of `x`, `width` wide.
+/// Returns the given rows of `x`, which has rows of `width` values.
 pub fn picked(x: &[f32], width: usize, rows: impl Iterator<Item = usize>) -> Vec<f32> {
     rows.flat_map(|row| &x[row * width..][..width]).copied().collect()
 }

@@ -1,8 +1,8 @@
-//! Files of the prompt cache: one a page of a text in the layers that keep the same pages.
+//! Files of the prompt cache: one per page of a text and group of layers with the same pages.
 //!
-//! A file is named by a hash of the engine and of all tokens up to the end of the page. It holds a
-//! mark, a SHA-256 digest of its name and content, and the content. A file that is not exactly what
-//! its name says is ignored. Files appear whole and may be deleted at any time, also by others.
+//! The name of a file is a hash of the engine and of all tokens up to the page's end. A file holds
+//! a magic number, a SHA-256 digest of name and content, and the content. A file that does not
+//! match its name is ignored. Files are written atomically, and anyone may delete them at any time.
 
 use super::PageId;
 use anyhow::{Context, Result};
@@ -17,37 +17,37 @@ use sha2::{Digest, Sha256};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// First bytes of each file: the format and its version.
+/// First bytes of each file: format and version.
 const MARK: &[u8; 8] = b"gemmaKV1";
-/// Bytes before the content: the mark and the digest.
+/// Bytes before the content: magic number and digest.
 pub const HEAD: usize = MARK.len() + 32;
-/// Ending of the files' names.
+/// Extension of the files' names.
 const ENDING: &str = ".page";
 
 /// Hash of an engine and of the tokens up to the end of a page.
 pub type PageKey = [u8; 32];
 
-/// A directory of pages that only this user can enter.
+/// A directory of pages with access for this user only.
 #[derive(Clone, Debug)]
 pub struct PageDirectory {
     path: PathBuf,
-    /// Most bytes of its files.
+    /// Limit of the files' total bytes.
     pub most: u64,
 }
 
 /// Content of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum StoredPage {
-    /// The head and the page.
+    /// Header and page content.
     Whole(Vec<u8>),
     Missing,
-    /// Something else than a page of this name.
+    /// The file is not a page with this name.
     Damaged,
 }
 
 impl PageDirectory {
-    /// Makes the directory if it is missing. Refuses one that others can enter: its files tell what
-    /// the prompts were.
+    /// Opens the directory, and creates it if it is missing. Fails if other users can enter it,
+    /// because its files reveal prompts.
     pub fn open(path: &Path, most: u64) -> Result<PageDirectory> {
         let name = path.display();
         create_private_directories(path)
@@ -67,17 +67,17 @@ impl PageDirectory {
         self.path.join(name(page))
     }
 
-    /// Returns whether there is a file of the page. Makes it the newest if so.
+    /// Returns whether the page's file exists. If so, marks it as recently used.
     pub fn touch(&self, page: &PageId) -> bool {
         touch(&self.path(page))
     }
 
-    /// Returns whether there is a file of the page.
+    /// Returns whether the page's file exists.
     pub fn holds(&self, page: &PageId) -> bool {
         self.path(page).is_file()
     }
 
-    /// Reads a page of so many bytes. Removes a damaged file; an error says that it stays.
+    /// Reads a page of `bytes` bytes. Removes a damaged file; fails if that is impossible.
     pub fn read(&self, page: &PageId, bytes: usize) -> io::Result<StoredPage> {
         let path = self.path(page);
         match read_regular(&path, (HEAD + bytes) as u64) {
@@ -90,12 +90,12 @@ impl PageDirectory {
         }
     }
 
-    /// Removes the file of a page, if there is one that can be removed.
+    /// Removes the file of a page, if possible.
     pub fn remove(&self, page: &PageId) {
         let _ = std::fs::remove_file(self.path(page));
     }
 
-    /// Writes a page. The first [`HEAD`] bytes of `file` are overwritten, the others are the page.
+    /// Writes a page. Overwrites the first [`HEAD`] bytes of `file`; the others are the page.
     pub fn write(&self, page: &PageId, file: &mut [u8]) -> io::Result<()> {
         let (head, content) = file.split_at_mut(HEAD);
         head[..MARK.len()].copy_from_slice(MARK);
@@ -103,7 +103,7 @@ impl PageDirectory {
         write_whole(&self.path(page), file)
     }
 
-    /// Removes the files that were of use longest ago until `bytes` more fit.
+    /// Removes the least recently used files until `bytes` more bytes fit.
     pub fn make_room(&self, bytes: u64) {
         let is_page = |name: &str| name.ends_with(ENDING);
         keep_newest_bytes(&self.path, self.most.saturating_sub(bytes), is_page);
@@ -118,16 +118,17 @@ fn digest(page: &PageId, content: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(name(page)).chain_update(content).finalize().into()
 }
 
-/// Returns whether a file is what its name says.
+/// Returns whether a file's content matches its name.
 fn is_whole(file: &[u8], page: &PageId, bytes: usize) -> bool {
     file.len() == HEAD + bytes
         && file.starts_with(MARK)
         && file[MARK.len()..HEAD] == digest(page, &file[HEAD..])
 }
 
-/// Returns the keys of the whole pages of a text. Each hashes the key before it, so that it stands
-/// for all tokens from the first on. A page with places of images hashes the images' digests. The
-/// keys end before an image that has no name.
+/// Returns the keys of a text's whole pages.
+///
+/// Each key hashes the previous key, so it covers all tokens from the start. A page with image
+/// placeholders hashes the digests of the images. The list ends before an image without a digest.
 pub fn keys(engine: [u8; 32], tokens: &[Token], images: Option<&Images>) -> Vec<PageKey> {
     let next = |key: &mut PageKey, page: &[Token]| {
         let mut hash = Sha256::new().chain_update(*key);
@@ -141,8 +142,9 @@ pub fn keys(engine: [u8; 32], tokens: &[Token], images: Option<&Images>) -> Vec<
     tokens.chunks_exact(PAGE).scan(engine, next).collect()
 }
 
-/// Returns the bytes of a page with places of images: the items, of which a place is the number of
-/// its soft token after those of all tokens, then the digest of each place.
+/// Returns the bytes of a page with image placeholders, for hashing. A placeholder becomes the
+/// index of its soft token, offset past all token ids. The digest of each placeholder's image
+/// follows.
 fn named(page: &[Token], images: &Images) -> Option<Vec<u8>> {
     let (mut items, mut digests) = (page.to_vec(), Vec::new());
     for item in items.iter_mut().filter(|item| is_place(**item)) {
@@ -186,7 +188,7 @@ mod tests {
             std::fs::write(&path, bad).unwrap();
             assert_eq!(read(&id), StoredPage::Damaged);
         }
-        // Another page's file, and one of other layers, under this name.
+        // Files of another page and of other layers, renamed to this name.
         for other in [page(2, 2), page(1, 1)] {
             directory.write(&other, &mut file(content)).unwrap();
             std::fs::rename(directory.path(&other), &path).unwrap();
@@ -228,7 +230,7 @@ mod tests {
         assert!(path.join("a note").exists(), "only pages are removed");
     }
 
-    /// Access rights are not read on Windows.
+    /// Access rights are not checked on Windows.
     #[cfg(unix)]
     #[test]
     fn only_this_user_can_read_the_files() {

@@ -1,13 +1,13 @@
-//! Prompt cache on disk: the keys and values of prompts that earlier runs read.
+//! Prompt cache on disk: keys and values of prompts from earlier runs.
 //!
-//! Once a prompt is read, its whole pages are written to files, one after each pass. A text that
-//! begins alike copies them back, as far as they extend what memory holds. The layers of a sliding
-//! window need the last pages of a prefix alone, so theirs are written for the last two ends of
-//! pages that a prompt has, and where a later prompt parts from an earlier one.
+//! After a prompt is read, its whole pages are written to files, one after each pass. A later text
+//! with the same beginning copies the pages back, as far as they extend the prefix in memory.
+//! Sliding-window layers only need the last pages of a prefix. Their pages are written for the last
+//! two page ends of a prompt, and where a later prompt diverges from an earlier one.
 //!
-//! The cache changes no text: the name of a file hashes the engine, all tokens and the digests of
-//! images, from which the bytes of a page follow. A file that cannot be used is ignored, with one
-//! note at most.
+//! The cache changes no text. The name of a file hashes everything that determines a page's bytes:
+//! the engine, all tokens and the digests of images. An unusable file is ignored, with at most one
+//! note.
 
 pub mod files;
 
@@ -22,52 +22,53 @@ use gemma_model::engine::{EngineInfo, PageCopy, PagedLayers, Prefix, Timeline};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that are read between two passes, at least one page.
+/// Bytes that are read between two passes; at least one page is read.
 const READ_AT_ONCE: usize = 64 << 20;
-/// Prompts that wait to be written, at most.
+/// Most prompts queued for writing.
 const MOST_WRITINGS: usize = 16;
 
-/// A page of a text in the layers that keep the same pages.
+/// A page of a text, for one group of layers that keep the same pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageId {
     pub key: PageKey,
-    /// Layers that keep it, see [`EngineInfo::paged`].
+    /// Index of the layer group in [`EngineInfo::paged`].
     pub layers: usize,
-    /// Number in the text.
+    /// Index of the page in the text.
     pub nth: usize,
 }
 
-/// A prefix that is copied from files into the caches.
+/// A prefix that is being copied from files to the KV cache.
 struct PageReading {
     sequence: usize,
     prefix: Prefix,
-    /// Pages to read, the next one last.
+    /// Pages to read, in reverse order.
     pages: Vec<PageId>,
 }
 
-/// The pages of a prompt that are to be written.
+/// Pages of a prompt that are queued for writing.
 struct PageWriting {
     /// Prefixes that hold them.
     prefixes: Vec<Prefix>,
-    /// Pages to write, the next one last, those of windows before those of global layers.
+    /// Pages to write, in reverse order; pages of windows are written before those of global
+    /// layers.
     pages: Vec<PageId>,
 }
 
 /// The prompt cache of one engine.
 pub struct PromptCache {
     directory: PageDirectory,
-    /// Hash of all that the bytes of a page follow from beside the tokens.
+    /// Hash of everything that determines a page's bytes, except the tokens.
     engine: [u8; 32],
     reading: Option<PageReading>,
     writings: VecDeque<PageWriting>,
-    /// A damaged file could not be removed.
+    /// Set after a damaged file could not be removed.
     is_off: bool,
     note: Option<String>,
     is_noted: bool,
 }
 
 impl PromptCache {
-    /// Makes the cache of an engine. `engine` hashes all that changes a bit of its results.
+    /// Creates the cache of an engine. `engine` is a hash of everything that affects its results.
     pub fn new(directory: PageDirectory, engine: [u8; 32]) -> PromptCache {
         PromptCache {
             directory,
@@ -80,7 +81,7 @@ impl PromptCache {
         }
     }
 
-    /// Returns the note about a problem, once.
+    /// Returns a note about a problem, once.
     pub fn take_note(&mut self) -> Option<String> {
         self.note.take()
     }
@@ -91,13 +92,13 @@ impl PromptCache {
         }
     }
 
-    /// Returns the sequence whose prefix is being copied from files.
+    /// Returns the sequence with a prefix that is being copied from files.
     pub fn reads(&self) -> Option<usize> {
         self.reading.as_ref().map(|reading| reading.sequence)
     }
 
-    /// Begins to copy a prefix of a text from files, if they extend what its sequence holds by a
-    /// page at least. The sequence is empty then. Returns the number of pages that will be taken.
+    /// Starts to copy a prefix of a text from files, if they extend the sequence by at least one
+    /// page. Clears the sequence. Returns the number of pages that will be copied.
     pub fn begin(
         &mut self,
         target: &mut Timeline,
@@ -124,8 +125,8 @@ impl PromptCache {
         Ok(Some(end - kept))
     }
 
-    /// Returns the end of the longest prefix that files and `kept` pages in memory hold, if it has
-    /// more than `held` pages, and the pages to read for it.
+    /// Returns the end of the longest prefix that files and the `kept` pages in memory cover, and
+    /// the pages to read for it. Requires more than `held` pages.
     fn longest(
         &self,
         paged: &[PagedLayers],
@@ -149,9 +150,10 @@ impl PromptCache {
         Some((end, (0..paged.len()).flat_map(of_layers).collect()))
     }
 
-    /// Copies more of the prefix that was begun. Returns whether the rest of the text can be read:
-    /// the prefix is in its sequence, or there is no room for it. Another prefix may be begun where
-    /// a file was of no use.
+    /// Copies more pages of the current prefix.
+    ///
+    /// Returns whether the rest of the text can be read now: the prefix is complete, or there is no
+    /// room for it. After an unusable file, another prefix may be started.
     pub fn read(&mut self, target: &mut Timeline) -> Result<bool> {
         let Some(mut reading) = self.reading.take() else { return Ok(true) };
         let mut copied = 0;
@@ -173,7 +175,7 @@ impl PromptCache {
                 }
                 Ok(StoredPage::Missing) => return Ok(false),
                 Ok(StoredPage::Damaged) => {
-                    // The others are written again, too.
+                    // The remaining files are removed too, so that they are written again.
                     reading.pages.iter().for_each(|page| self.directory.remove(page));
                     self.say("damaged files of the prompt cache are removed".into());
                     return Ok(false);
@@ -189,12 +191,13 @@ impl PromptCache {
         Ok(false)
     }
 
-    /// Gives up what is copied into a sequence.
+    /// Abandons the copy into a sequence.
     pub fn cancel(&mut self, sequence: usize) {
         self.reading.take_if(|reading| reading.sequence == sequence);
     }
 
-    /// Returns how far `past` was read before, in whole pages, whether or not windows are there.
+    /// Returns how many tokens of `past` were read before, in whole pages, even if windows are
+    /// missing.
     pub fn fork(&self, info: &EngineInfo, past: &[Token]) -> usize {
         if info.paged.first().is_none_or(|layers| layers.pages.window.is_some()) {
             return 0;
@@ -205,7 +208,7 @@ impl PromptCache {
         pages.take_while(|page| self.directory.holds(page)).count() * PAGE
     }
 
-    /// Decides to write the pages of the first `tokens` tokens of a sequence that have no files.
+    /// Queues the pages of a sequence's first `tokens` tokens that have no files.
     pub fn store(&mut self, target: &mut Timeline, sequence: usize, tokens: usize) {
         let (paged, end) = (target.engine().info().paged.clone(), tokens / PAGE);
         if end == 0 || self.is_off {
@@ -249,12 +252,12 @@ impl PromptCache {
         self.let_go();
     }
 
-    /// Writes one page. Returns whether there was one.
+    /// Writes one queued page. Returns whether there was one.
     pub fn write(&mut self, target: &mut Timeline) -> Result<bool> {
         let Some(writing) = self.writings.front_mut() else { return Ok(false) };
         let page = writing.pages.pop().expect("no writing is kept without pages");
         let mut file = vec![0; HEAD];
-        // Another text or process may have written it meanwhile.
+        // Another text or process may have written it in the meantime.
         if !self.directory.holds(&page) {
             for prefix in &mut writing.prefixes {
                 if target.copy_page(prefix, page.layers, page.nth, PageCopy::Out(&mut file))? {
@@ -272,15 +275,15 @@ impl PromptCache {
         Ok(true)
     }
 
-    /// Writes all that is left, unless it is interrupted.
+    /// Writes all queued pages, unless interrupted.
     pub fn finish(&mut self, target: &mut Timeline, interrupt: &AtomicBool) -> Result<()> {
         while !interrupt.load(Ordering::Relaxed) && self.write(target)? {}
         self.writings.clear();
         Ok(())
     }
 
-    /// Lets go of pages of the caches that sequences need: those of windows are written first.
-    /// Returns whether there were any.
+    /// Releases queued pages that sequences need; pages of windows are written first. Returns
+    /// whether there were any.
     pub fn release(&mut self, target: &mut Timeline) -> Result<bool> {
         match self.writings.front().and_then(|writing| writing.pages.last()) {
             Some(page) if page.layers > 0 => self.write(target),
@@ -289,7 +292,7 @@ impl PromptCache {
         }
     }
 
-    /// Lets go of what is written.
+    /// Drops prefixes with no pages left to write.
     fn let_go(&mut self) {
         self.writings.retain_mut(|writing| {
             let Some(next) = writing.pages.last() else { return false };

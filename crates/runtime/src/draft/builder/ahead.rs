@@ -1,9 +1,10 @@
-//! Drafting while the target's device works: the tree grows beyond the nodes that were submitted.
+//! Drafts while the target's device runs: the tree grows beyond the submitted nodes.
 //!
-//! The target adds one token to the accepted path. If the tree has a node for it, that node was not
-//! submitted. The chance of such a node is therefore the chance that the next round begins there.
-//! The draft model evaluates the likeliest of them. A round that begins at one of them takes over
-//! its subtree and the draft model's scratch, and needs no pass for its root.
+//! The target adds one token to the accepted path. If the tree has a node for that token, it is a
+//! node that was not submitted. The probability of this node is therefore the probability that
+//! the next round starts there. The draft model evaluates the most likely of these nodes. A round
+//! that starts at one of them keeps its subtree and the draft model's scratch, and its root needs
+//! no pass.
 
 use anyhow::Result;
 
@@ -15,11 +16,11 @@ use crate::draft::sources::context::Match;
 use crate::draft::sources::model::TreeModel;
 use gemma_base::tensor::Token;
 
-/// Chance below which a node is not worth the power.
+/// Probability below which a node is not worth evaluating.
 const FAINTEST: f32 = 0.02;
 
 impl TreeBuilder {
-    /// Grows the trees while the target looks at what was proposed.
+    /// Extends the trees while the target scores the proposals.
     pub(super) fn work_ahead(
         &mut self,
         requests: &[DraftRequest<'_>],
@@ -59,8 +60,7 @@ impl TreeBuilder {
 }
 
 impl Tree {
-    /// Returns whether the tree is the one that was proposed, and the draft model has seen its
-    /// root.
+    /// Returns whether this is the proposed tree and the draft model has evaluated its root.
     fn is_of(&self, request: &DraftRequest<'_>) -> bool {
         let has_row = self.nodes.first().is_some_and(|root| root.row.is_some());
         self.base_len == request.ctx.history.len()
@@ -68,8 +68,8 @@ impl Tree {
             && request.out.tree.tokens[0] == request.ctx.root()
     }
 
-    /// Returns the nodes, of at most `room` rows, where the next round likeliest begins, as far as
-    /// they are worth it.
+    /// Returns the nodes, with at most `room` rows, at which the next round most likely starts.
+    /// Leaves out nodes that are too unlikely.
     fn likeliest_next(
         &mut self,
         ctx: &DraftContext<'_>,
@@ -98,15 +98,15 @@ impl Tree {
         chosen
     }
 
-    /// Returns the node at which the history stands now, and its place in the draft model's work,
-    /// if that has seen it.
+    /// Returns the node that matches the end of the history, and its row in the draft model, if it
+    /// was evaluated.
     pub fn find(&self, history: &[Token], base_len: usize) -> Option<(u32, u32)> {
         let newer = history.get(base_len..).filter(|newer| base_len > 0 && !newer.is_empty())?;
         let root = newer.iter().try_fold(0, |at, &token| self.child(at, token))?;
         Some((root, self.nodes[root as usize].row?))
     }
 
-    /// Makes a node the root and drops all nodes that are not below it.
+    /// Makes a node the root and drops all nodes that are not its descendants.
     pub fn take_over(&mut self, free: &FreeSources, root: u32, matched: Match) {
         let old = std::mem::take(&mut self.nodes);
         let base = old[root as usize].depth;
@@ -116,7 +116,8 @@ impl Tree {
             let Some(parent) = parent else { continue };
             place[i] = Some(self.nodes.len() as u32);
             let depth = node.depth - base;
-            // The text has grown since. Candidates of free sources alone are collected again.
+            // The text has grown since. Candidates without the draft model are therefore collected
+            // again.
             let candidates = node.candidates.filter(|_| node.row.is_some());
             self.nodes.push(Node { parent, depth, candidates, ..node });
         }
@@ -148,7 +149,7 @@ mod tests {
     #[test]
     fn a_part_of_the_tree_becomes_the_whole() {
         let mut tree = Tree::new(0);
-        // 9 -> (1 -> 3 -> 5, 2 -> 4), and 1 -> 6 behind all others.
+        // 9 -> (1 -> 3 -> 5, 2 -> 4), and 1 -> 6 after all others.
         tree.nodes = vec![
             node(9, 0, 0, Some(0)),
             node(1, 0, 1, Some(1)),

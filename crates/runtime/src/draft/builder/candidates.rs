@@ -1,4 +1,4 @@
-//! Candidates of all sources for one node of the tree, collected into one list with features.
+//! Collects the candidates of all sources for one node of the tree, with their features.
 
 use anyhow::Result;
 
@@ -11,11 +11,11 @@ use crate::draft::sources::{
 use gemma_base::tensor::Token;
 use gemma_model::sampler::{Mask, Sampler, Tempered};
 
-/// Candidates that the draft model contributes.
+/// Number of candidates from the draft model.
 const FROM_MODEL: usize = 12;
 
 impl<'a> ModelRow<'a> {
-    /// Returns the logit of a token, where it has one.
+    /// Returns the logit of a token, if the row has one.
     fn logit(&self, token: Token) -> Option<f32> {
         match self {
             ModelRow::Logits { logits, columns } => {
@@ -26,8 +26,7 @@ impl<'a> ModelRow<'a> {
         }
     }
 
-    /// Returns the row with the logits of forbidden tokens at minus infinity; `None` if the row
-    /// knows no allowed token.
+    /// Returns the row with forbidden tokens at minus infinity; `None` if no allowed token is left.
     fn masked(self, mask: Option<&Mask>, buffers: &'a mut Masked) -> Option<ModelRow<'a>> {
         let Some(mask) = mask else { return Some(self) };
         match self {
@@ -45,8 +44,8 @@ impl<'a> ModelRow<'a> {
         }
     }
 
-    /// Computes the likeliest tokens under the target's settings, as ids of the target. Returns
-    /// whether it could: a draft whose numbers overflow has no opinion.
+    /// Computes the most likely tokens under the target's sampling settings, as the target's ids.
+    /// Returns false if the row has no finite numbers; the draft model then has no opinion.
     fn temper(&self, sampler: &Sampler, context: &[Token], out: &mut Tempered) -> bool {
         let (logits, columns) = match *self {
             ModelRow::Best(best) => return sampler.temper_best(best, context, out).is_ok(),
@@ -65,22 +64,22 @@ impl<'a> ModelRow<'a> {
     }
 }
 
-/// Rows without forbidden tokens.
+/// Buffers for rows without forbidden tokens.
 #[derive(Default)]
 struct Masked {
     logits: Vec<f32>,
     best: Vec<(Token, f32)>,
 }
 
-/// The target's mask and sampler.
+/// The target's grammar mask and sampler.
 #[derive(Clone, Copy)]
 pub struct TargetRules<'a> {
     pub sampler: &'a Sampler,
     /// Tokens that a grammar allows here.
     pub mask: Option<&'a Mask>,
-    /// Ids from here on are unknown to the target.
+    /// First id that is unknown to the target.
     pub vocab: usize,
-    /// Whether candidates are ranked with the noise that the target will add.
+    /// Whether candidates are ranked with the target's sampling noise.
     pub noise: bool,
 }
 
@@ -96,7 +95,7 @@ impl TargetRules<'_> {
     }
 }
 
-/// Collects the candidates of a node. Its buffers are kept from one node to the next.
+/// Collects the candidates of a node. Its buffers are reused.
 #[derive(Default)]
 pub struct CandidateCollector {
     opinions: [Opinion; FEATURES],
@@ -106,9 +105,8 @@ pub struct CandidateCollector {
 }
 
 impl CandidateCollector {
-    /// Returns the candidates to follow a node. `row` has the draft model's logits if the node was
-    /// in its last batch. `context` is the text with the node at its end, where the sampler reads
-    /// it.
+    /// Returns the candidates after a node. `row` has the draft model's logits if the node was in
+    /// its last batch. `context` is the text up to the node, if the sampler reads it.
     pub fn candidates(
         &mut self,
         free: &FreeSources,
@@ -138,7 +136,7 @@ impl CandidateCollector {
     }
 }
 
-/// Lists the draft model's allowed tokens that are likeliest with the target's noise.
+/// Lists the draft model's allowed tokens that are most likely with the target's noise.
 fn rank(
     list: &[(Token, f32)],
     rules: TargetRules<'_>,

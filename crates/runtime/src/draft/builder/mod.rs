@@ -1,9 +1,8 @@
-//! The drafter of all sources: one tree for each text, grown best first by mixed probabilities.
+//! Drafter that combines all sources: one tree per text, grown best first by mixed probabilities.
 //!
-//! Free sources cost no pass, so they continue every node that may be of use at once. Copied
-//! passages become long chains before the draft model is asked. The model is asked step by step,
-//! for several nodes of all texts in one pass. Its answer for a node replaces the probabilities of
-//! the node's children.
+//! Free sources need no model pass, so they immediately extend every useful node. Copied passages
+//! become long chains before the draft model runs. The draft model runs step by step, for several
+//! nodes of all texts per pass. Its probabilities replace those of a node's children.
 
 mod ahead;
 mod candidates;
@@ -24,20 +23,20 @@ use gemma_base::tensor::Token;
 use gemma_model::engine::{Assistant, Engine};
 use tree::Tree;
 
-/// Tokens that the text's end must share with an earlier place to be worth a look in rounds that
-/// would not request.
+/// Length of a repeated ending that makes drafting worthwhile in rounds that would otherwise not
+/// draft.
 const REPEATED: u32 = 4;
-/// Weight of the newest draft step in the mean time of a step.
+/// Weight of the newest measurement in the mean time of a draft step.
 const RATE: f32 = 0.1;
 
-/// How the sources are mixed into one tree. Settings other than the default are for measurements.
+/// How the sources are mixed into one tree. Non-default settings are for measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixing {
-    /// Begin with learnt weights; otherwise with the same weights for every context.
+    /// Start with trained weights instead of one weight set for all contexts.
     pub prior: bool,
-    /// Learning rate while the text grows; 0 does not learn.
+    /// Learning rate during generation; 0 disables learning.
     pub rate: f32,
-    /// Rank candidates with the noise that the target adds when it draws.
+    /// Rank candidates with the target's sampling noise.
     pub noise: bool,
 }
 
@@ -47,16 +46,16 @@ impl Default for Mixing {
     }
 }
 
-/// State that the trees of all texts share.
+/// State shared by the trees of all texts.
 pub struct SharedState {
     free: FreeSources,
     model: Option<Box<dyn TreeModel>>,
-    /// For temperature 0 and for others.
+    /// One for temperature 0, and one for other temperatures.
     mixers: [Mixer; 2],
     mixing: Mixing,
     collector: CandidateCollector,
     chances: Vec<f32>,
-    /// Seconds that a draft step takes.
+    /// Mean time of a draft step in seconds.
     step_time: f32,
 }
 
@@ -68,12 +67,12 @@ pub struct TreeBuilder {
 }
 
 impl TreeBuilder {
-    /// Makes a drafter of the free ones among these sources, and of a draft model.
+    /// Creates a drafter from the free sources among `sources` and an optional draft model.
     pub fn new(model: Option<DraftModel>, sources: &[CandidateSource], mixing: Mixing) -> Self {
         Self::mixed(model.map(|model| Box::new(model) as _), sources, mixing)
     }
 
-    /// Makes a drafter of these free sources and of the target's assistant.
+    /// Creates a drafter from the free sources among `sources` and the target's assistant.
     pub fn assisted(model: AssistantModel, sources: &[CandidateSource], mixing: Mixing) -> Self {
         Self::mixed(Some(Box::new(model)), sources, mixing)
     }
@@ -96,27 +95,27 @@ impl TreeBuilder {
         }
     }
 
-    /// Makes a drafter of the draft model alone.
+    /// Creates a drafter with only a draft model.
     pub fn of_model(engine: Box<dyn Engine>) -> Self {
         Self::new(Some(DraftModel::new(engine)), &[], Mixing::default())
     }
 
-    /// Makes a drafter without a draft model: `--draft ngram`.
+    /// Creates a drafter without a draft model: `--draft ngram`.
     pub fn of_text() -> Self {
         Self::of_all(None, Mixing::default())
     }
 
-    /// Makes a drafter of all sources with the default mixing.
+    /// Creates a drafter of all sources with the default mixing.
     pub fn of_both(engine: Box<dyn Engine>) -> Self {
         Self::of_all(Some(DraftModel::new(engine)), Mixing::default())
     }
 
-    /// Makes a drafter of all sources.
+    /// Creates a drafter of all sources.
     pub fn of_all(model: Option<DraftModel>, mixing: Mixing) -> Self {
         Self::new(model, &CandidateSource::mixed().collect::<Vec<_>>(), mixing)
     }
 
-    /// Returns the mixer's weights for temperature 0, set by set.
+    /// Returns the mixer's weight sets for temperature 0.
     pub fn weights(&self) -> Vec<Vec<f32>> {
         self.shared.mixers[0].sets().iter().map(|set| set.to_vec()).collect()
     }
@@ -129,8 +128,8 @@ impl TreeBuilder {
         &mut self.trees[text]
     }
 
-    /// Begins the texts' trees, or continues the trees of the last round. Returns how each text
-    /// starts: some wait until the draft model has evaluated their roots.
+    /// Starts the texts' trees, or continues the trees of the last round. Returns how each text
+    /// starts: some must wait until the draft model has evaluated their roots.
     fn begin(
         &mut self,
         requests: &[DraftRequest<'_>],
@@ -181,7 +180,7 @@ impl TreeBuilder {
         Ok(starts)
     }
 
-    /// Grows the texts' trees from their roots, in as many passes of the draft model as they allow.
+    /// Grows the texts' trees from their roots, with as many draft model passes as they allow.
     /// Returns the number of passes.
     fn grow(
         &mut self,
@@ -189,7 +188,7 @@ impl TreeBuilder {
         starts: &[Start],
         target: &mut Option<&mut dyn Assistant>,
     ) -> Result<usize> {
-        // Draft steps that each text has left.
+        // Remaining draft steps per text.
         let mut left: Vec<usize> = requests.iter().map(|request| request.ctx.draft_steps).collect();
         for ((request, start), left) in requests.iter().zip(starts).zip(&mut left) {
             let tree = &mut self.trees[request.text];
@@ -221,7 +220,7 @@ impl TreeBuilder {
                     tree.nodes[0].row = Some(row);
                     frontiers[i].push(0);
                 } else {
-                    // The texts that share a pass share its price.
+                    // Texts that share a pass divide its cost.
                     let price = request.ctx.rate.map_or(0.0, |rate| rate * self.shared.step_time);
                     let price = price / active as f32;
                     frontiers[i] = tree.frontier(&request.ctx, model.as_ref(), price, room);
@@ -242,7 +241,7 @@ impl TreeBuilder {
                     tree.expand(&mut self.shared, &request.ctx, node, Some(row))?;
                 }
             }
-            // The first step of a round may read many tokens.
+            // The first step of a round may also read many tokens, so it is not measured.
             if steps > 0 || !reads_texts || starts.iter().all(|start| *start == Start::GoesOn) {
                 let seconds = begun.elapsed().as_secs_f32();
                 self.shared.step_time += RATE * (seconds - self.shared.step_time);
@@ -266,7 +265,7 @@ impl Drafter for TreeBuilder {
     }
 
     fn prepare(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
-        // The text or its sampler may be new.
+        // The text or its sampler may have changed.
         let tree = self.tree(text);
         (tree.base_len, tree.ahead) = (0, false);
         self.shared.free.follow(text, history);
@@ -288,7 +287,7 @@ impl Drafter for TreeBuilder {
         Ok(steps)
     }
 
-    fn meanwhile(
+    fn draft_ahead(
         &mut self,
         requests: &[DraftRequest<'_>],
         more: &mut dyn FnMut() -> bool,

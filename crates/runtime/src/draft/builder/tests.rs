@@ -66,7 +66,7 @@ fn what_the_target_said_is_guessed_the_next_time() {
 
 #[test]
 fn a_habit_of_the_text_is_learnt() {
-    // No token follows 1 twice, so candidates after it get less and less credit.
+    // No token follows 1 twice, so candidates after it lose credit.
     let mut builder = TreeBuilder::new(
         None,
         &[CandidateSource::Context],
@@ -83,7 +83,7 @@ fn a_habit_of_the_text_is_learnt() {
     assert!(promised[79] < 0.5 * promised[1], "{promised:?}");
 }
 
-/// A draft model that says the same after every node.
+/// A draft model with the same logits after every node.
 struct Monotone {
     logits: Vec<f32>,
     nodes: u32,
@@ -136,10 +136,10 @@ impl TreeModel for Monotone {
     }
 }
 
-/// Proposes after `len` tokens. Returns the nodes of the draft model, and how many tokens the
-/// penalties have looked at for them.
+/// Drafts after `len` tokens. Returns the number of draft model nodes, and the number of tokens
+/// that their penalties have read.
 fn work_of_penalties(config: &SamplerConfig, len: usize) -> (usize, usize) {
-    // Equal logits apart from three tokens, in a row as long as a vocabulary.
+    // Equal logits except for three tokens, in a row of vocabulary length.
     let mut logits = vec![0.0; 1000];
     logits[500..503].copy_from_slice(&[6.0, 7.0, 8.0]);
     let model = Box::new(Monotone { logits, nodes: 0 });
@@ -176,7 +176,7 @@ fn penalties_look_at_the_path_to_a_node_alone() {
     ] {
         let (rows, looked_at) = work_of_penalties(&config, 100_000);
         assert_eq!((rows, looked_at), work_of_penalties(&config, 1_200), "{config:?}");
-        // At most six tokens of a path enter the counts, and as many leave a window.
+        // At most six tokens of a path enter the counts, and equally many leave a window.
         assert!(rows > 4 && looked_at > 0 && looked_at <= 12 * rows, "{looked_at}, {rows} rows");
     }
 }

@@ -1,4 +1,4 @@
-//! The tree of one text, grown best first by mixed probabilities.
+//! The draft tree of one text, grown best first by mixed probabilities.
 
 use anyhow::Result;
 
@@ -13,21 +13,21 @@ use crate::draft::sources::{FreeSources, NodeContext, grammar};
 use gemma_base::tensor::Token;
 use gemma_model::sampler::Mask;
 
-/// Nodes of a text that the draft model evaluates at once.
+/// Most nodes of a text per draft model pass.
 pub const WIDTH: usize = 8;
-/// Children considered of each node.
+/// Most children per node.
 const BRANCHES: usize = 8;
-/// Children less likely than this are not considered.
+/// Least probability of a child.
 const FAINT: f32 = 0.002;
-/// A draft step is not worth its pass if all its nodes together are less likely than this.
+/// Least total probability of a draft step's nodes that is worth a pass.
 const LEAST: f32 = 0.1;
-/// A node is not evaluated along with others if it is this much less likely than the likeliest of
-/// them.
+/// Nodes less likely than this, relative to the most likely node of a step, are not evaluated with
+/// it.
 pub const SHARE: f32 = 0.1;
-/// Assumed upper bound of the likeliest continuation's share of a node's chance.
+/// Assumed upper bound of the most likely continuation's share of a node's probability.
 const HOPE: f32 = 0.7;
-/// Price of a draft step, in tokens that plain decoding would bring meanwhile, above which steps
-/// are one node wide.
+/// Cost of a draft step, in tokens of plain decoding in the same time, above which a step has only
+/// one node.
 const EXPENSIVE: f32 = 0.03;
 
 #[derive(Clone, Debug)]
@@ -35,17 +35,17 @@ pub struct Node {
     pub token: Token,
     pub parent: u32,
     pub depth: usize,
-    /// Chance once the parent is taken, and of the whole path.
+    /// Probability given the parent, and probability of the whole path.
     pub own: f32,
     pub chance: f32,
     pub source: &'static str,
-    /// Longest ending at this node that occurred before.
+    /// Longest ending at this node that occurred earlier in the text.
     pub matched: Match,
-    /// Continuations of the node, once they were asked for.
+    /// Continuations of the node, after they were collected.
     pub candidates: Option<Candidates>,
-    /// The grammar forces the next token, or the end of the text.
+    /// The grammar forces the next token or the end of the text.
     pub forced: bool,
-    /// Place in the draft model's work, once it is evaluated.
+    /// Row in the draft model, after evaluation.
     pub row: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ impl Node {
         }
     }
 
-    /// Returns whether the continuations were not asked for yet.
+    /// Returns whether the continuations still have to be collected.
     fn is_open(&self) -> bool {
         self.candidates.is_none() && !self.forced
     }
@@ -74,28 +74,28 @@ impl Node {
 /// The draft tokens of one text.
 #[derive(Default)]
 pub struct Tree {
-    /// The text's place among those of the draft model.
+    /// Index of the text in the draft model.
     pub text: usize,
-    /// The last round's tree, root first, parents before children.
+    /// Nodes of the last round's tree, root first, parents before children.
     pub nodes: Vec<Node>,
-    /// Length of the history at the last proposal; 0 after its outcome is learnt.
+    /// Length of the history at the last proposal; 0 after learning from its outcome.
     pub base_len: usize,
     /// Whether the temperature is above 0.
     pub warm: bool,
-    /// The tree was grown since it was proposed.
+    /// Whether the tree was extended after it was proposed.
     pub ahead: bool,
-    /// The history of the round, then the path to the last node that was expanded. Empty where the
-    /// sampler reads no context.
+    /// The round's history plus the path to the last expanded node. Empty if the sampler does not
+    /// read its context.
     context: Vec<Token>,
 }
 
 impl Tree {
-    /// Makes an empty tree.
+    /// Creates an empty tree.
     pub fn new(text: usize) -> Self {
         Tree { text, ..Tree::default() }
     }
 
-    /// Takes one learning step for every place of the last tree whose outcome the history shows.
+    /// Learns from every node of the last tree with an outcome in the history.
     pub fn learn(&mut self, shared: &mut SharedState, history: &[Token]) {
         let base_len = std::mem::take(&mut self.base_len);
         if base_len == 0
@@ -116,7 +116,7 @@ impl Tree {
         }
     }
 
-    /// Begins a round with this history.
+    /// Starts a round with this history.
     pub fn read(&mut self, ctx: &DraftContext<'_>) {
         self.context.clear();
         if ctx.sampler.reads_context() {
@@ -124,13 +124,13 @@ impl Tree {
         }
     }
 
-    /// Empties the tree to its root.
+    /// Resets the tree to a root.
     pub fn begin(&mut self, root: Token, matched: Match) {
         self.nodes.clear();
         self.nodes.push(Node { own: 1.0, chance: 1.0, ..Node::new(root, 0, 0, matched) });
     }
 
-    /// Puts the likeliest nodes into a proposal that holds the root alone.
+    /// Adds the most likely nodes to a proposal that holds only the root.
     pub fn propose(&self, nodes: usize, out: &mut Proposal) {
         let mut place = vec![0; self.nodes.len()];
         for i in self.best(nodes) {
@@ -140,8 +140,8 @@ impl Tree {
         }
     }
 
-    /// Queues these nodes for the draft model. It has seen their parents, or sees them in the same
-    /// pass.
+    /// Queues these nodes for the draft model. Their parents were evaluated before, or are in the
+    /// same pass.
     pub fn push(&mut self, model: &mut dyn TreeModel, frontier: &[u32]) {
         for &i in frontier {
             let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
@@ -158,7 +158,7 @@ impl Tree {
         found.map(|i| (after + i) as u32)
     }
 
-    /// Adds the tokens from below the root to a node.
+    /// Appends the tokens on the path from below the root to a node.
     fn add_path(&self, mut node: u32, out: &mut Vec<Token>) {
         let begin = out.len();
         while node != 0 {
@@ -168,8 +168,8 @@ impl Tree {
         out[begin..].reverse();
     }
 
-    /// Asks all sources for the tokens that follow a node, and adds or corrects its children. `row`
-    /// is the node's place in the draft model's last batch.
+    /// Collects the continuations of a node from all sources, and adds or updates its children.
+    /// `row` is the node's index in the draft model's last batch.
     pub fn expand(
         &mut self,
         shared: &mut SharedState,
@@ -178,7 +178,7 @@ impl Tree {
         row: Option<usize>,
     ) -> Result<()> {
         if ctx.sampler.is_slow() {
-            // Each node needs a mask of its own, and other texts would wait for all of them.
+            // Each node would need its own mask, and other texts would wait for all of them.
             self.force(&shared.free, at, None);
             return Ok(());
         }
@@ -192,7 +192,8 @@ impl Tree {
         expanded
     }
 
-    /// Does [`expand`](Self::expand) with the tokens up to the node, where the sampler reads them.
+    /// Implements [`expand`](Self::expand), given the tokens up to the node if the sampler reads
+    /// them.
     fn expand_after(
         &mut self,
         context: &[Token],
@@ -201,7 +202,7 @@ impl Tree {
         at: u32,
         row: Option<usize>,
     ) -> Result<()> {
-        // A rule that fails is an error later, when the target's own token is picked.
+        // If the rule fails, the error is reported later, when the target's own token is picked.
         let mask = ctx.sampler.mask(context).unwrap_or_default();
         let is_forced = |mask: &Mask| mask.only().is_some() || mask.ends() || mask.is_empty();
         if let Some(mask) = mask.as_ref().filter(|mask| is_forced(mask)) {
@@ -233,7 +234,7 @@ impl Tree {
         NodeContext { text: self.text, previous, token, matched, position }
     }
 
-    /// Adds the likely candidates as children, and gives present children their new chances.
+    /// Adds the likely candidates as children, and updates the probabilities of existing children.
     fn add_children(
         &mut self,
         shared: &mut SharedState,
@@ -269,7 +270,7 @@ impl Tree {
         }
     }
 
-    /// Continues a node by the one token that may follow, if any.
+    /// Continues a node with the only allowed token, if there is one.
     fn force(&mut self, free: &FreeSources, at: u32, token: Option<Token>) {
         let node = &mut self.nodes[at as usize];
         node.forced = true;
@@ -280,7 +281,8 @@ impl Tree {
         }
     }
 
-    /// Computes the chances of whole paths. In a chain only the likeliest child of a node has any.
+    /// Computes path probabilities. In a chain, only the most likely child of a node has a nonzero
+    /// one.
     pub fn weigh(&mut self, chain: bool) {
         let mut heir: Vec<u32> = if chain { vec![0; self.nodes.len()] } else { Vec::new() };
         if chain {
@@ -298,7 +300,7 @@ impl Tree {
         }
     }
 
-    /// Returns the `n` likeliest nodes besides the root, best first; a parent comes before its
+    /// Returns the `n` most likely nodes without the root, best first; parents come before
     /// children.
     pub fn best(&self, n: usize) -> Vec<u32> {
         let mut order: Vec<u32> =
@@ -314,7 +316,7 @@ impl Tree {
         order
     }
 
-    /// Continues every node of the tree by the sources that cost nothing.
+    /// Extends every node of the tree with the free sources.
     pub fn spread(&mut self, shared: &mut SharedState, ctx: &DraftContext<'_>) -> Result<()> {
         loop {
             self.weigh(ctx.chain);
@@ -329,9 +331,9 @@ impl Tree {
         }
     }
 
-    /// Returns the nodes that the draft model should see next, of at most `room` rows. Returns none
-    /// if they are not worth the text's part of a pass, which takes as long as plain decoding takes
-    /// for `price` tokens.
+    /// Returns the nodes to evaluate next with the draft model, with at most `room` rows. Returns
+    /// none if they are not worth the text's share of a pass. That share takes as long as plain
+    /// decoding of `price` tokens.
     pub fn frontier(
         &self,
         ctx: &DraftContext<'_>,
@@ -340,7 +342,7 @@ impl Tree {
         room: usize,
     ) -> Vec<u32> {
         let best = self.best(ctx.nodes);
-        // A node that cannot bring a likelier one than the tree has already is of no use.
+        // A node is useless if it cannot lead to a likelier node than the tree already has.
         let cutoff = if best.len() < ctx.nodes {
             0.0
         } else {
@@ -369,8 +371,8 @@ impl Tree {
             }
         }
         let gain: f32 = chosen.iter().map(|&i| self.nodes[i as usize].chance).sum();
-        // Plain decoding would bring `price` tokens in the same time. The factor stands for the
-        // rows that the new nodes add to the target's pass.
+        // Plain decoding would generate `price` tokens in the same time. The factor accounts for
+        // the rows that the new nodes add to the target's pass.
         if gain < (2.0 * price).max(LEAST) { Vec::new() } else { chosen }
     }
 }

@@ -1,20 +1,20 @@
-//! Log-probabilities of several sources made into one probability: logistic mixing, learnt while
-//! the text grows.
+//! Combines the log-probabilities of several sources into one probability: logistic mixing, with
+//! weights that are learned during generation.
 //!
 //! A candidate's score is a weighted sum of its features. Its probability is the softmax of the
-//! scores over all candidates and "none of these" (Hinton's products of experts, as the mixers of
-//! PAQ). The weights depend on the [`ContextClass`]: how long the context match is, how sure the
-//! draft model, how well known the table's entry. Each token of the target is one step of gradient
-//! descent on its log-loss. A source that is right gains weight where it was right, and
-//! probabilities are calibrated. Above temperature 0 the noise that target and drafter share is one
-//! more feature.
+//! scores over all candidates and "none of these" (Hinton's products of experts, similar to PAQ's
+//! mixers). The weights depend on the [`ContextClass`]: the length of the context match, the
+//! confidence of the draft model, and how often the table saw the entry. Each token of the target
+//! is one step of gradient descent on its log-loss. This increases the weight of sources in the
+//! contexts where they are right, and calibrates the probabilities. Above temperature 0, the
+//! sampling noise is an additional feature.
 
 pub mod prior;
 
 use super::sources::{ContextClass, FEATURES, FeatureRow, NOISE, SOURCES};
 use gemma_base::tensor::Token;
 
-/// Sets of weights: one for all contexts, and one for each class of each source.
+/// Number of weight sets: one for all contexts, and one per class of each source.
 pub const SETS: usize = {
     let (mut sets, mut row) = (1, 0);
     while row < SOURCES.len() {
@@ -24,32 +24,32 @@ pub const SETS: usize = {
     sets
 };
 
-/// Candidates to follow one node, with each source's log-probabilities.
+/// Candidates after one node, with each source's log-probabilities.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     pub class: ContextClass,
     /// `[candidates]`
     pub tokens: Vec<Token>,
-    /// `[candidates + 1]`: the last one is "none of these".
+    /// `[candidates + 1]`: the last row is for "none of these".
     pub features: Vec<FeatureRow>,
 }
 
-/// Weights of the features: a sum of sets, chosen by the class of the context. Learning in one
-/// context therefore helps in others.
+/// Weights of the features: a sum of sets, selected by the class of the context. Learning in one
+/// context therefore also helps in others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixer {
     sets: [FeatureRow; SETS],
     rate: f32,
 }
 
-/// Step of the descent. Larger follows the text sooner, smaller is steadier; 0 learns nothing.
+/// Learning rate. Larger values adapt faster, smaller ones are steadier; 0 disables learning.
 pub const RATE: f32 = 0.003;
-/// Weights stay within this.
+/// Bound of the weights' magnitude.
 const BOUND: f32 = 8.0;
 
 impl Mixer {
-    /// Makes a mixer with the weights of [`prior`]. A feature that has none there begins with the
-    /// weight of its row in [`SOURCES`]. `warm` is for a temperature above 0.
+    /// Creates a mixer with the weights of [`prior`]. A feature without a prior starts with its
+    /// weight in [`SOURCES`]. `warm` means a temperature above 0.
     pub fn new(warm: bool) -> Self {
         let Mixer { mut sets, .. } = Self::fixed(warm);
         for (set, weights) in sets.iter_mut().zip(prior::weights(warm)) {
@@ -58,8 +58,8 @@ impl Mixer {
         Mixer { sets, rate: RATE }
     }
 
-    /// Makes a mixer with the weights of [`SOURCES`] that does not learn: the baseline of the
-    /// learnt weights.
+    /// Creates a mixer with the weights of [`SOURCES`] that does not learn: the baseline for
+    /// trained weights.
     pub fn fixed(warm: bool) -> Self {
         let mut sets = [[0.0; FEATURES]; SETS];
         for &(feature, weight) in SOURCES.iter().flat_map(|row| row.features) {
@@ -69,7 +69,7 @@ impl Mixer {
         Mixer { sets, rate: 0.0 }
     }
 
-    /// Returns the same weights with another learning rate.
+    /// Returns the mixer with another learning rate.
     pub fn at_rate(self, rate: f32) -> Self {
         Mixer { rate, ..self }
     }
@@ -82,7 +82,7 @@ impl Mixer {
         sum
     }
 
-    /// Computes the chance of each candidate, and last of none of them. `[candidates + 1]`
+    /// Computes the probability of each candidate, and last of "none of these". `[candidates + 1]`
     pub fn chances(&self, candidates: &Candidates, out: &mut Vec<f32>) {
         let weights = self.weights(candidates.class);
         out.clear();
@@ -101,7 +101,8 @@ impl Mixer {
         out.iter_mut().for_each(|chance| *chance /= sum);
     }
 
-    /// Returns the name of the source that adds most to a candidate's score against the others.
+    /// Returns the name of the source that contributes most to a candidate's score relative to the
+    /// others.
     pub fn main_source(
         &self,
         candidates: &Candidates,
@@ -115,8 +116,9 @@ impl Mixer {
         main.map_or("", |(_, name)| name)
     }
 
-    /// Returns how much each feature adds to a candidate's score beyond what it adds to the others,
-    /// weighted by their chances. `None` stands for a feature without an opinion.
+    /// Returns each feature's contribution to a candidate's score minus its mean contribution over
+    /// all candidates, weighted by their probabilities. `None` means that the feature has no
+    /// opinion.
     fn parts(
         &self,
         candidates: &Candidates,
@@ -138,7 +140,7 @@ impl Mixer {
         })
     }
 
-    /// Takes one learning step for the token that came. `chances` is scratch.
+    /// Takes one learning step for the actual token `came`. `chances` is a buffer.
     pub fn learn(&mut self, candidates: &Candidates, came: Token, chances: &mut Vec<f32>) {
         if self.rate == 0.0 {
             return;
@@ -180,8 +182,8 @@ mod tests {
         class
     }
 
-    /// Returns candidates of two sources: the first claims a chance of `sure`, the second has no
-    /// preference.
+    /// Returns candidates of two sources: the first assigns the probability `sure`, the second has
+    /// no preference.
     fn candidates(sure: f32) -> Candidates {
         let row = |p: f32, miss: f32| {
             let mut row = [0.0; FEATURES];
@@ -205,8 +207,8 @@ mod tests {
                 .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 24) as f32
         };
-        // The source claims .9; 7 comes in half of all cases, 8 in a fifth, another token
-        // otherwise.
+        // The source assigns .9. Token 7 comes in half of all cases, 8 in a fifth, otherwise
+        // another token.
         for _ in 0..6000 {
             let came = match next() {
                 x if x < 0.5 => 7,

@@ -1,22 +1,22 @@
-//! The mixer's first weights, learnt from the training text of the draft models.
+//! Initial weights of the mixer, trained on the training text of the draft models.
 //!
-//! `scripts/train/draft_prior.py` says how they were learnt. Columns are features: longest match,
-//! shorter match, pair, last token, model, noise, none. Features and sets that were added later
-//! stand behind these, and begin with the weights of their sources.
+//! See `scripts/train/draft_prior.py`. Columns are features: longest match, shorter match, pair,
+//! last token, model, noise, none. Features and sets that were added later come after these, and
+//! start with the weights of their sources.
 
 /// Weights by set and feature.
 type Weights = [[f32; 7]; 19];
 
-/// Returns the weights. `warm` is for a temperature above 0.
+/// Returns the weights. `warm` means a temperature above 0.
 pub fn weights(warm: bool) -> &'static Weights {
     if warm { &WARM } else { &COLD }
 }
 
 #[rustfmt::skip]
-#[allow(clippy::approx_constant)] // a learnt weight
+#[allow(clippy::approx_constant)] // a trained weight
 static COLD: Weights = [
     [0.332, 0.056, 0.198, 0.164, 0.890, 0.000, 0.020], // everywhere
-    [0.000, 0.000, 0.084, 0.018, 0.119, 0.000, 0.502], // match of none
+    [0.000, 0.000, 0.084, 0.018, 0.119, 0.000, 0.502], // no match
     [-0.193, -0.181, 0.083, 0.057, 0.139, 0.000, 0.361], // match of 1
     [-0.170, -0.017, 0.025, 0.014, -0.028, 0.000, 0.540], // match of 2
     [-0.072, 0.026, 0.015, 0.004, -0.070, 0.000, 0.258], // match of 3
@@ -28,7 +28,7 @@ static COLD: Weights = [
     [-0.059, -0.031, -0.030, -0.110, 0.082, 0.000, -0.189], // model below .5
     [-0.093, -0.060, -0.227, 0.024, -0.109, 0.000, -0.152], // model below .75
     [-0.087, -0.056, -0.127, -0.064, -0.056, 0.000, -0.261], // model below .92
-    [-0.044, -0.047, 0.044, -0.083, -0.105, 0.000, -0.160], // model surer
+    [-0.044, -0.047, 0.044, -0.083, -0.105, 0.000, -0.160], // model above .92
     [0.035, -0.012, 0.000, 0.000, 0.076, 0.000, 0.343], // no record
     [-0.077, -0.061, 0.000, 0.034, -0.018, 0.000, 0.239], // last token known
     [0.020, 0.008, -0.043, -0.052, -0.119, 0.000, -0.384], // pair seen once
@@ -39,7 +39,7 @@ static COLD: Weights = [
 #[rustfmt::skip]
 static WARM: Weights = [
     [0.398, 0.180, 0.417, 0.264, 0.953, 0.674, -0.196], // everywhere
-    [0.000, 0.000, -0.001, 0.017, 0.205, 0.012, 0.938], // match of none
+    [0.000, 0.000, -0.001, 0.017, 0.205, 0.012, 0.938], // no match
     [-0.131, 0.065, 0.057, 0.071, -0.060, 0.050, 0.195], // match of 1
     [-0.071, 0.000, 0.009, 0.102, -0.078, -0.122, -0.017], // match of 2
     [-0.037, -0.128, 0.011, 0.094, -0.079, -0.082, -0.249], // match of 3
@@ -51,7 +51,7 @@ static WARM: Weights = [
     [0.012, 0.013, -0.006, 0.012, -0.025, 0.071, -0.459], // model below .5
     [-0.170, 0.015, -0.060, 0.011, 0.030, 0.009, -0.169], // model below .75
     [-0.121, -0.150, -0.038, -0.009, 0.025, -0.033, 0.394], // model below .92
-    [-0.137, 0.168, -0.054, -0.024, -0.037, -0.231, 0.415], // model surer
+    [-0.137, 0.168, -0.054, -0.024, -0.037, -0.231, 0.415], // model above .92
     [0.134, -0.066, 0.000, 0.000, 0.047, -0.077, 0.795], // no record
     [0.020, 0.060, 0.000, -0.029, 0.074, -0.116, 0.186], // last token known
     [0.029, 0.028, -0.034, 0.000, -0.083, 0.008, -0.528], // pair seen once

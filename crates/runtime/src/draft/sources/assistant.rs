@@ -1,5 +1,5 @@
-//! A draft model that reads the target's caches, as a source. It keeps nothing from one round to
-//! the next.
+//! An assistant as a source: a draft model that reads the target's KV cache. It keeps no state
+//! between rounds.
 
 use anyhow::{Context, Result};
 
@@ -7,18 +7,18 @@ use super::model::{ModelRow, Start, TextStart, TreeModel};
 use gemma_base::tensor::Token;
 use gemma_model::engine::{Assistant, AssistantNode, Output, Scores};
 
-/// Largest logits of a node that are asked for.
+/// Number of largest logits that are requested per node.
 pub const BEST: usize = 64;
 
-/// The target's assistant. A round begins where the target has scored the text's newest token.
+/// The target's assistant. A round needs the target's scores of the text's newest token.
 pub struct AssistantModel {
-    /// Tokens that it knows: all below this.
+    /// Vocabulary size: it knows the ids below this.
     vocab: usize,
     max_nodes: usize,
-    /// Nodes of the round that are evaluated, and those that wait for the next pass.
+    /// Number of evaluated nodes in this round, and nodes queued for the next pass.
     evaluated: usize,
     waiting: Vec<AssistantNode>,
-    /// Text of each row of the last pass.
+    /// Text of each row in the last pass.
     texts: Vec<usize>,
     scores: Scores,
     passes: u64,
@@ -26,7 +26,7 @@ pub struct AssistantModel {
 }
 
 impl AssistantModel {
-    /// Makes the source for an assistant that knows so many tokens.
+    /// Creates the source for an assistant with this vocabulary size.
     pub fn new(vocab: usize) -> AssistantModel {
         AssistantModel {
             vocab,
@@ -63,7 +63,7 @@ impl TreeModel for AssistantModel {
         let begun = target.begin(&sequences)?;
         let mut starts = Vec::with_capacity(texts.len());
         for (&(text, history, _), begun) in texts.iter().zip(begun) {
-            // Many texts may leave no rows for the roots of all.
+            // With many texts there may be too few rows for all roots.
             let can = |token: &&Token| begun && self.knows(**token) && self.room() > 0;
             starts.push(match history.last().filter(can) {
                 Some(&token) => Start::Waits(self.add(text, None, token)),
@@ -106,7 +106,7 @@ impl TreeModel for AssistantModel {
 
     fn row(&self, text: usize, i: usize) -> ModelRow<'_> {
         let mut rows = (0..self.texts.len()).filter(|row| self.texts[*row] == text);
-        let row = rows.nth(i).expect("the text has so many nodes");
+        let row = rows.nth(i).expect("the text has this node");
         match self.scores.best.get(row) {
             Some(best) => ModelRow::Best(best),
             None => ModelRow::Logits { logits: self.scores.row(row), columns: None },

@@ -1,20 +1,21 @@
-//! Matches of the text's end with earlier places: a suffix automaton over prompt and output.
+//! Finds earlier occurrences of the text's ending, with a suffix automaton over prompt and output.
 //!
-//! The automaton (Blumer et al. 1985) grows by one token at a time. Its newest state stands for the
-//! whole text. That state's suffix link is the longest ending that occurred before, and the link's
-//! transitions are all that ever followed it.
+//! The automaton (Blumer et al. 1985) grows by one token at a time. Its newest state represents the
+//! whole text. That state's suffix link is the longest ending that occurred before. The link's
+//! transitions are all tokens that ever followed it.
 
 use gemma_base::tensor::{Token, is_place};
 
-/// Suffix links along which occurrences are counted; longer chains only appear in monotonous text.
+/// Number of suffix links along which occurrences are counted; longer chains only occur in
+/// monotonous text.
 const COUNTED: usize = 32;
-/// Suffix links followed in the search of a shorter ending that more tokens followed.
+/// Number of suffix links followed to find a shorter ending with more distinct continuations.
 const SHORTER: usize = 16;
 
 /// Classes of [`class`].
 pub const CLASSES: usize = 7;
 
-/// Returns the class of a match of this length.
+/// Returns the class of a match length.
 pub fn class(length: u32) -> usize {
     match length {
         0..=3 => length as usize,
@@ -24,17 +25,17 @@ pub fn class(length: u32) -> usize {
     }
 }
 
-/// All strings that end at the same places.
+/// A set of strings that occur at the same end positions.
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// Length of the longest one.
+    /// Length of the longest string.
     len: u32,
-    /// The state of their longest common suffix that ends at more places; the root's is itself.
+    /// State of their longest common suffix with more end positions; the root links to itself.
     link: u32,
-    /// Places where they end, as far as counted, and the latest one.
+    /// Number of end positions, as far as counted, and the latest one.
     count: u32,
     latest: u32,
-    /// By ascending token.
+    /// In ascending order of tokens.
     next: Vec<(Token, u32)>,
 }
 
@@ -51,8 +52,8 @@ impl State {
     }
 }
 
-/// An ending that occurred before: the state it belongs to and its length in tokens; the default is
-/// the empty one.
+/// An ending that occurred before: its state and its length in tokens. The default is the empty
+/// ending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     state: u32,
@@ -64,7 +65,7 @@ pub struct Match {
 pub struct Automaton {
     tokens: Vec<Token>,
     states: Vec<State>,
-    /// The state of the whole sequence.
+    /// State of the whole sequence.
     last: u32,
 }
 
@@ -79,7 +80,7 @@ impl Automaton {
         Automaton { tokens: Vec::new(), states: vec![State::default()], last: 0 }
     }
 
-    /// Appends the new tokens of `history`. Begins anew if `history` is another text.
+    /// Appends the new tokens of `history`. Restarts if `history` is a different text.
     pub fn sync(&mut self, history: &[Token]) {
         if !history.starts_with(&self.tokens) {
             *self = Self::new();
@@ -124,8 +125,8 @@ impl Automaton {
         }
     }
 
-    /// Parts the strings of `target` up to length `len` from its longer ones, which end at fewer
-    /// places from now on.
+    /// Splits the strings of `target` up to length `len` from its longer ones, which have fewer end
+    /// positions from now on.
     fn split(&mut self, mut state: u32, token: Token, target: u32, len: u32) -> u32 {
         let short = self.add(State { len, ..self.states[target as usize].clone() });
         self.states[target as usize].link = short;
@@ -150,7 +151,7 @@ impl Automaton {
         Match { state, len: self.states[state as usize].len }
     }
 
-    /// Returns the longest ending of the matched text and one more token.
+    /// Returns the longest known ending of the matched text followed by one more token.
     pub fn step(&self, mut at: Match, token: Token) -> Match {
         loop {
             if let Some(state) = self.states[at.state as usize].step(token) {
@@ -164,7 +165,7 @@ impl Automaton {
         }
     }
 
-    /// Returns the longest shorter ending that more tokens followed.
+    /// Returns the longest shorter ending with more distinct continuations.
     pub fn shorter(&self, at: Match) -> Match {
         let kinds = self.states[at.state as usize].next.len();
         let mut state = at.state;
@@ -180,11 +181,12 @@ impl Automaton {
         Match::default()
     }
 
-    /// Lists the likeliest `n` tokens that followed a match, each with its share of the
-    /// occurrences. The latest occurrence counts twice. Part of the share is kept for unseen
-    /// tokens, as many counts as there are distinct tokens (escape method C of prediction by
-    /// partial matching). Returns the part kept. Nothing follows the empty match,
-    /// and no image follows any.
+    /// Lists the `n` most likely tokens after a match, each with its share of the occurrences.
+    ///
+    /// The latest occurrence counts twice. Part of the probability is reserved for unseen tokens,
+    /// with as many counts as there are distinct tokens (escape method C of prediction by partial
+    /// matching). Returns the reserved part. The empty match has no continuations, and image
+    /// placeholders are never listed.
     pub fn continuations(&self, at: Match, n: usize, out: &mut Vec<(Token, f32)>) -> f32 {
         out.clear();
         if at.state == 0 {
@@ -239,7 +241,7 @@ mod tests {
         automaton
     }
 
-    /// Returns 300 tokens out of four.
+    /// Returns 300 tokens from an alphabet of four.
     fn noise() -> Vec<Token> {
         let mut state = 1u32;
         let step = || {
@@ -249,8 +251,8 @@ mod tests {
         std::iter::repeat_with(step).take(300).collect()
     }
 
-    /// Returns the longest ending of `text` that also occurs in its first `n` tokens with something
-    /// behind it, by trying all.
+    /// Returns the longest ending of `text` that also occurs in its first `n` tokens and is
+    /// followed by another token. Tries all lengths.
     fn longest_ending(text: &[Token], n: usize) -> usize {
         let end = text.len();
         (1..end)
@@ -292,7 +294,7 @@ mod tests {
         for &token in text[200..].iter().rev() {
             at = automaton.step(at, token);
             path.push(token);
-            // An ending at the very end of the text is known too, though nothing follows it.
+            // An ending at the very end of the text is also known, although nothing follows it.
             let end = path.len();
             let longest = (1..end)
                 .rev()

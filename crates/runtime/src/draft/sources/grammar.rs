@@ -1,5 +1,5 @@
-//! Tokens that a grammar forces: candidates that cannot be wrong, and cost only rows of the
-//! target's pass.
+//! Tokens forced by a grammar: candidates that are always right, and only cost rows of the target's
+//! pass.
 
 use crate::draft::drafter::DraftContext;
 use crate::draft::proposal::Proposal;
@@ -7,12 +7,12 @@ use crate::draft::proposal::Proposal;
 /// The source's name in the statistics.
 pub const NAME: &str = "grammar";
 
-/// Adds the tokens that the sampler's rule forces after the history, one behind the other.
+/// Adds the tokens that the sampler's rule forces after the history, as a chain.
 pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
     let (mut text, mut at) = (ctx.history.to_vec(), 0);
     let room = ctx.nodes.min(ctx.depth);
     while text.len() - ctx.history.len() < room && !ctx.sampler.is_slow() {
-        // A rule that fails is an error later, when the target's own token is picked.
+        // If the rule fails, the error is reported later, when the target's own token is picked.
         let Ok(Some(mask)) = ctx.sampler.mask(&text) else { return };
         let Some(token) = mask.only().filter(|_| !mask.ends()) else { return };
         at = out.add(at, token, 1.0, NAME);
@@ -20,18 +20,19 @@ pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
     }
 }
 
-/// Returns the number of nodes that the target is bound to take.
+/// Returns the number of nodes that the target must accept.
 pub fn count(out: &Proposal) -> usize {
     (1..out.len()).filter(|&node| is_sure(out, node)).count()
 }
 
-/// Returns whether the target is bound to take a node.
+/// Returns whether the target must accept a node.
 pub fn is_sure(out: &Proposal, node: usize) -> bool {
     out.chance[node] == 1.0 && out.source[node] == NAME
 }
 
-/// Returns the nodes of several proposals, likeliest first: the chance of each, whether the target
-/// is bound to take it, and the index of its proposal. Certain nodes come before likely ones.
+/// Returns the nodes of several proposals, most likely first. Each entry has the probability,
+/// whether the target must accept the node, and the index of its proposal. Certain nodes come
+/// before likely ones.
 pub fn by_chance(all: &[&mut Proposal]) -> Vec<(f32, bool, usize)> {
     let mut order = Vec::new();
     for (index, proposal) in all.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Sources of draft candidates: one row each in [`SOURCES`].
 //!
-//! A source gives log-probabilities to the candidates of a node. Each kind of log-probability is a
-//! feature of the mixer. A source whose candidates cost no pass of a model is a field of
-//! [`FreeSources`], and gives its opinions in [`FreeSources::opine`].
+//! A source assigns log-probabilities to the candidates of a node. Each kind of log-probability is
+//! a feature of the mixer. A source that needs no model pass is a field of [`FreeSources`], and
+//! provides its opinions in [`FreeSources::opine`].
 
 pub mod assistant;
 pub mod context;
@@ -23,15 +23,15 @@ pub const FEATURES: usize = 7;
 
 /// Log-probability after the longest ending of the text that occurred before.
 pub const LONG: usize = 0;
-/// The same after a shorter ending that more tokens followed.
+/// Log-probability after a shorter ending with more distinct continuations.
 pub const SHORT: usize = 1;
-/// Log-probability after the last two tokens, as the target once gave it.
+/// The target's earlier log-probability after the last two tokens.
 pub const PAIR: usize = 2;
-/// The same after the last token.
+/// The target's earlier log-probability after the last token.
 pub const LAST: usize = 3;
-/// Log-probability by the draft model.
+/// Log-probability of the draft model.
 pub const MODEL: usize = 4;
-/// The noise that target and drafter share. It belongs to no source.
+/// Sampling noise shared by target and drafter. It belongs to no source.
 pub const NOISE: usize = 5;
 /// 1 for the candidate "none of these". It belongs to no source.
 pub const MISS: usize = 6;
@@ -39,40 +39,40 @@ pub const MISS: usize = 6;
 /// Lower bound of a source's log-probability of a token.
 pub const FLOOR: f32 = -7.0;
 
-/// Candidates that a context match and a table entry each contribute.
+/// Most candidates from a context match and from a table entry.
 const FROM_MATCH: usize = 6;
 const FROM_TABLE: usize = 8;
-/// Assumed part of a source's share for unseen tokens that one such token has.
+/// Assumed share of one unseen token in a source's probability for unseen tokens.
 const UNSEEN: f32 = 0.02;
 
-/// A source of draft candidates. Its number is its place in [`SOURCES`].
+/// A source of draft candidates: its index in [`SOURCES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateSource {
-    /// Earlier places of the text that end like it.
+    /// Earlier positions of the text with the same ending.
     Context,
     /// The draft model, or the target's assistant.
     Model,
-    /// The target's own distributions after the last one or two tokens.
+    /// The target's own earlier distributions after the last one or two tokens.
     Table,
-    /// Tokens that the grammar forces.
+    /// Tokens forced by the grammar.
     Grammar,
 }
 
-/// Everything that the mixer and the policy know of a source.
+/// Properties of a source for the mixer and the policy.
 pub struct SourceRow {
     pub source: CandidateSource,
     /// Name in the statistics and in `--sources`.
     pub name: &'static str,
-    /// Whether candidates cost only rows of the target's pass.
+    /// Whether its candidates cost only rows of the target's pass.
     pub is_free: bool,
-    /// Features, each with its weight before anything was learnt.
+    /// Features, each with its initial weight.
     pub features: &'static [(usize, f32)],
-    /// Classes of how sure the source is. The mixer has a set of weights for each.
+    /// Number of confidence classes. The mixer has one set of weights per class.
     pub classes: usize,
 }
 
-/// All sources, in the order of [`CandidateSource`]. A new one comes last, so that the weights in
-/// [`prior`](super::mix::prior) keep their places.
+/// All sources, in the order of [`CandidateSource`]. New sources are appended, so that the weights
+/// in [`prior`](super::mix::prior) keep their indices.
 pub const SOURCES: [SourceRow; 4] = [
     SourceRow {
         source: CandidateSource::Context,
@@ -115,7 +115,8 @@ impl CandidateSource {
     }
 }
 
-/// Class of a node's context: by source, how sure it is, known before any candidate is looked at.
+/// Class of a node's context: each source's confidence, which is known before its candidates are
+/// read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextClass([u8; SOURCES.len()]);
 
@@ -125,7 +126,7 @@ impl ContextClass {
         self.0[source as usize] = class as u8;
     }
 
-    /// Returns the sets of weights that apply: the first one, and one for each source with classes.
+    /// Returns the weight sets that apply: the first one, and one per source with classes.
     pub fn sets(self) -> impl Iterator<Item = usize> {
         let mut first = 1;
         let of_source = move |(row, class): (&SourceRow, u8)| {
@@ -140,18 +141,18 @@ impl ContextClass {
 /// A node of the tree with its context.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeContext {
-    /// The text's place among those that are drafted for.
+    /// Index of the text.
     pub text: usize,
     pub previous: Option<Token>,
     pub token: Token,
-    /// Longest ending at this node that occurred before.
+    /// Longest ending at this node that occurred earlier in the text.
     pub matched: Match,
-    /// Position of the token that follows the node.
+    /// Position of the token after the node.
     pub position: usize,
 }
 
-/// A feature's list of candidates with their probabilities, and the share that it keeps for other
-/// tokens. An empty list is no opinion.
+/// A feature's candidates with their probabilities, and its probability for all other tokens. An
+/// empty list means no opinion.
 #[derive(Default)]
 pub struct Opinion {
     pub list: Vec<(Token, f32)>,
@@ -164,7 +165,7 @@ impl Opinion {
         self.rest = (1.0 - self.list.iter().map(|c| c.1).sum::<f32>()).max(least);
     }
 
-    /// Returns the log-probability of a candidate; 0 without an opinion.
+    /// Returns the log-probability of a candidate; 0 if there is no opinion.
     pub fn of_token(&self, token: Token) -> f32 {
         let listed = self.list.iter().find(|c| c.0 == token);
         match self.list.is_empty() {
@@ -173,18 +174,18 @@ impl Opinion {
         }
     }
 
-    /// Returns the log-probability of all tokens that are not listed; 0 without an opinion.
+    /// Returns the log-probability of all unlisted tokens; 0 if there is no opinion.
     pub fn of_rest(&self) -> f32 {
         if self.list.is_empty() { 0.0 } else { bounded_log(self.rest) }
     }
 }
 
-/// Returns a probability as a bounded logarithm.
+/// Returns the logarithm of a probability, bounded below by [`FLOOR`].
 pub fn bounded_log(p: f32) -> f32 {
     p.max(f32::MIN_POSITIVE).ln().max(FLOOR)
 }
 
-/// The sources that cost no pass of a model, for all texts.
+/// Sources that need no model pass, for all texts.
 #[derive(Default)]
 pub struct FreeSources {
     /// By text.
@@ -193,7 +194,7 @@ pub struct FreeSources {
 }
 
 impl FreeSources {
-    /// Makes the free ones among these sources.
+    /// Creates the free sources among `sources`.
     pub fn new(sources: &[CandidateSource]) -> FreeSources {
         FreeSources {
             context: sources.contains(&CandidateSource::Context).then(Vec::new),
@@ -201,7 +202,7 @@ impl FreeSources {
         }
     }
 
-    /// Returns whether [`learn`](Self::learn) is of use.
+    /// Returns whether a source uses [`learn`](Self::learn).
     pub fn reads_target(&self) -> bool {
         self.table.is_some()
     }
@@ -223,13 +224,13 @@ impl FreeSources {
         texts[text].ending()
     }
 
-    /// Returns the longest ending of a match and one more token.
+    /// Returns the longest known ending of a match followed by one more token.
     pub fn step(&self, text: usize, matched: Match, token: Token) -> Match {
         let automaton = self.context.as_ref().and_then(|texts| texts.get(text));
         automaton.map_or(Match::default(), |automaton| automaton.step(matched, token))
     }
 
-    /// Collects the opinions on the token that follows a node, by feature. Returns the class of its
+    /// Collects the opinions on the token after a node, by feature. Returns the class of the
     /// context.
     pub fn opine(&self, node: NodeContext, opinions: &mut [Opinion; FEATURES]) -> ContextClass {
         opinions.iter_mut().for_each(|opinion| opinion.list.clear());
@@ -261,9 +262,10 @@ impl FreeSources {
     }
 }
 
-/// Returns the draft steps of each node of a proposal. Nodes of free sources take none if no node
-/// of a draft model is above them, since they would be there without it. Every other node takes one
-/// more than its parent.
+/// Returns the number of draft steps of each node in a proposal.
+///
+/// Nodes of free sources need none if no ancestor is from a draft model, since they would exist
+/// without it. Every other node needs one more than its parent.
 pub fn draft_steps(proposal: &Proposal) -> Vec<usize> {
     let is_free = |name| SOURCES.iter().any(|row| row.name == name && row.is_free);
     let mut steps = vec![0; proposal.len()];

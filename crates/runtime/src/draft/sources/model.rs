@@ -1,4 +1,4 @@
-//! Models as a source: the interface, and a small language model with caches of its own. It reads
+//! Models as a source: the interface, and a small language model with its own KV cache. It reads
 //! each history once, and evaluates the nodes of all trees in shared passes.
 
 use std::time::{Duration, Instant};
@@ -10,36 +10,38 @@ use gemma_model::engine::{
     Assistant, Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree,
 };
 
-/// Most unread tokens that go into the first pass of a round instead of a prefill.
+/// Most unread tokens that are read in the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
-/// Tokens of a prompt that are read before the time of a row is known. At least as many are read.
+/// Prompt tokens that are read before the time per row is known; also the least number to read.
 const FIRST: usize = 32;
-/// Part of the rows of scratch that one round's work ahead may take. The others are for the rounds
-/// that follow.
+/// Divisor: one round's work ahead may use this fraction of the scratch rows. The rest is for the
+/// next rounds.
 const AHEAD: usize = 5;
-/// Rate at which a measurement moves the time of a row.
+/// Weight of a measurement in the mean time per row.
 const ROW_RATE: f32 = 0.2;
 
 /// Classes of [`class`].
 pub const CLASSES: usize = 6;
 
-/// Returns the class of the model's probability of its best token; `None` without the model.
+/// Returns the class of the model's probability of its best token; `None` means no model.
 pub fn class(best: Option<f32>) -> usize {
     const BOUNDS: [f32; 4] = [0.25, 0.5, 0.75, 0.92];
     best.map_or(0, |p| 1 + BOUNDS.iter().filter(|bound| p >= **bound).count())
 }
 
-/// A text to draft for: its number, its history, and the place of its newest token in the last
-/// round's tree, if it goes on from there.
+/// A text to draft for: its index, its history, and the node of its newest token in the last
+/// round's tree, if it continues there.
 pub type TextStart<'h> = (usize, &'h [Token], Option<u32>);
 
-/// A model that scores nodes of the texts' trees. Places of nodes are its own numbers.
+/// A model that scores nodes of the texts' trees. Nodes are identified by the model's own numbers.
 pub trait TreeModel {
-    /// Returns whether the model reads the texts itself. Such a model takes a node and its children
-    /// in one pass, its first pass of a round may read many tokens, and a round may go on from the
-    /// tree of the one before. Another one reads the target.
+    /// Returns whether the model reads the texts itself.
+    ///
+    /// If so, a pass may evaluate a node together with its children, the first pass of a round may
+    /// read many tokens, and a round may continue the tree of the previous one. Otherwise the model
+    /// reads the target's state.
     fn reads_texts(&self) -> bool;
-    /// Begins a round of these texts. Returns how each starts.
+    /// Starts a round for these texts. Returns how each starts.
     fn begin(
         &mut self,
         texts: &[TextStart<'_>],
@@ -47,25 +49,25 @@ pub trait TreeModel {
     ) -> Result<Vec<Start>>;
     /// Returns whether the model knows the token.
     fn knows(&self, token: Token) -> bool;
-    /// Returns the number of tokens that the model has room for behind a history of this length.
+    /// Returns the number of tokens that fit after a history of this length.
     fn left(&self, text: usize, history: usize) -> usize;
-    /// Returns the number of rows that a token takes, at most.
+    /// Returns the most rows that a token needs.
     fn rows_of(&self, token: Token) -> usize;
-    /// Returns the number of rows that are still free this round.
+    /// Returns the number of free rows in this round.
     fn room(&self) -> usize;
-    /// Returns the number of rows that one round's work ahead may take.
+    /// Returns the most rows for one round's work ahead.
     fn ahead(&self) -> usize {
         0
     }
-    /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
-    /// its place.
+    /// Queues a node of a text for the next pass, below an evaluated or queued node. Returns the
+    /// model's number of the node.
     fn push(&mut self, text: usize, parent: u32, token: Token) -> u32;
-    /// Evaluates all queued nodes. [`row`](Self::row) then has a row for each of them; a text that
-    /// began anew has a row for its newest token alone.
+    /// Evaluates all queued nodes. [`row`](Self::row) then has a row for each of them. A text that
+    /// was restarted has a row only for its newest token.
     fn evaluate(&mut self, target: &mut Option<&mut dyn Assistant>) -> Result<()>;
-    /// Returns the scores behind the i-th of a text's nodes in the last pass.
+    /// Returns the scores after the i-th of a text's nodes in the last pass.
     fn row(&self, text: usize, i: usize) -> ModelRow<'_>;
-    /// Reads a prompt ahead of the first round, for as long as `more` says so.
+    /// Reads a prompt before the first round, as long as `more` returns true.
     fn read_ahead(
         &mut self,
         _text: usize,
@@ -74,24 +76,25 @@ pub trait TreeModel {
     ) -> Result<()> {
         Ok(())
     }
-    /// Reads as much of a prompt's end as takes about `most`; later rounds read no more at once.
+    /// Reads as much of a prompt's end as takes about `most`. Later rounds read at most that much
+    /// at once.
     fn read_within(&mut self, _text: usize, _history: &[Token], _most: Duration) -> Result<()> {
         Ok(())
     }
-    /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
+    /// Returns the numbers of passes and rows so far, without reading prompts.
     fn work_done(&self) -> [u64; 2];
-    /// Returns why nothing is proposed, if so.
+    /// Returns why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
         None
     }
 }
 
-/// A model's scores behind a node.
+/// A model's scores after a node.
 #[derive(Clone, Copy)]
 pub enum ModelRow<'a> {
     Logits {
         logits: &'a [f32],
-        /// The token of each logit; `None` where logit i is token i's.
+        /// Token of each logit; `None` if logit i is for token i.
         columns: Option<&'a Columns>,
     },
     /// The largest logits, best first.
@@ -104,34 +107,34 @@ pub struct DraftModel {
     texts: Vec<Text>,
     /// Texts of this round. Passes keep their trees in scratch.
     round: Vec<usize>,
-    /// Rows of scratch that are filled, and rows of the nodes that wait for the next pass.
+    /// Number of used scratch rows, and of rows queued for the next pass.
     filled: usize,
     waiting: usize,
     scores: Scores,
     passes: u64,
     rows: u64,
-    /// Seconds that reading a row takes; 0 before anything is known.
+    /// Seconds per row when reading; 0 before the first measurement.
     row_time: f32,
 }
 
 /// The part of a text that the model reads.
 #[derive(Clone, Debug, Default)]
 struct Text {
-    /// Position in the history at which the part begins.
+    /// Position in the history where the part starts.
     from: usize,
     /// Most tokens of it that are read at once.
     window: usize,
-    /// Rows for the engine: a line of tokens newer than the cache, then nodes of the tree. `done`
-    /// counts the rows that are evaluated.
+    /// Rows for the engine: a chain of tokens newer than the cache, then nodes of the tree. `done`
+    /// is the number of evaluated rows.
     work: TokenTree,
     done: usize,
-    /// The row of the first node of the last pass among its scores.
+    /// Index, among the scores of the last pass, of this text's first node.
     row: usize,
 }
 
 impl DraftModel {
-    /// Drafts for as many texts as the engine has sequences. The engine's tokenizer must be the
-    /// target's; its rows may be fewer or more.
+    /// Creates a draft model for as many texts as the engine has sequences. The engine must use the
+    /// target's tokenizer; its number of rows may differ.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         DraftModel {
             texts: vec![Text { window: usize::MAX, ..Text::default() }; engine.info().sequences],
@@ -150,11 +153,13 @@ impl DraftModel {
         self.timeline.engine()
     }
 
-    /// Returns the part of a history that the model reads. A model with a bounded reach reads the
-    /// last half of its reach of a long unread text, or less where time is short. A long prompt
-    /// then takes no longer than a short one, and no text grows too long. Behind the first 10,000
-    /// characters of 30 held-out texts the small bundled draft brought 2.28 tokens a pass with
-    /// half of its reach, 2.27 having read all, 2.25 with a quarter.
+    /// Returns the part of a history that the model reads.
+    ///
+    /// A model with a bounded reach reads the last half of its reach of a long unread text, or less
+    /// if time is short. A long prompt then takes no longer than a short one, and the cache never
+    /// overflows. After the first 10,000 characters of 30 held-out texts, the small bundled draft
+    /// model yielded 2.28 tokens per pass with half of its reach, 2.27 after reading everything,
+    /// and 2.25 with a quarter.
     fn part<'h>(&mut self, text: usize, history: &'h [Token]) -> &'h [Token] {
         if let Some(reach) = self.engine().info().reach {
             let part = history.get(self.texts[text].from..).unwrap_or_default();
@@ -191,21 +196,22 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Returns the rows of a text that the cache does not hold.
+    /// Returns the number of rows of a text that the cache does not hold.
     fn unread(&self, text: usize, part: &[Token]) -> usize {
         let new = &part[self.timeline.position(text)..];
         new.iter().map(|token| self.rows_of(*token)).sum()
     }
 
-    /// Returns the place of a text's newest token among its nodes, if it is evaluated.
+    /// Returns the node of a text's newest token, if it is evaluated.
     fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
         let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
         self.timeline.stands_at(text, part)
     }
 
-    /// Begins a round of these texts. Returns how each starts. Each text comes with the place of
-    /// its newest token in the last round's tree, if it goes on from there. Most accepted tokens
-    /// are in scratch since then and cost nothing.
+    /// Starts a round for these texts. Returns how each starts.
+    ///
+    /// Each text comes with the node of its newest token in the last round's tree, if it continues
+    /// there. Most accepted tokens are then still in scratch and cost nothing.
     fn begin_round<'h>(&mut self, texts: &[TextStart<'h>]) -> Result<Vec<Start>> {
         self.round = texts.iter().map(|(text, ..)| *text).collect();
         self.waiting = 0;
@@ -220,52 +226,52 @@ impl DraftModel {
         let some_go_on = starts.contains(&Start::GoesOn);
         let room = if some_go_on { most - most.min(self.filled + most.div_ceil(8)) } else { most };
 
-        // The unread parts of the other histories: the first pass has to read them.
-        let mut anew: Vec<(usize, &'h [Token])> = Vec::new();
+        // Unread parts of the other histories, which the first pass must read.
+        let mut fresh: Vec<(usize, &'h [Token])> = Vec::new();
         for (&(text, history, _), start) in texts.iter().zip(&starts) {
             if *start == Start::Cannot {
                 let part = self.part(text, history);
                 let read = self.timeline.common(text, part);
                 let is_known = part[read..].iter().all(|&token| self.knows(token));
                 if is_known && part.len() <= self.engine().context(text) {
-                    anew.push((text, part));
+                    fresh.push((text, part));
                 }
             }
         }
         let past = |part: &'h [Token]| &part[..part.len() - 1];
-        let pasts: Vec<_> = anew.iter().map(|(text, part)| (*text, past(part))).collect();
+        let pasts: Vec<_> = fresh.iter().map(|(text, part)| (*text, past(part))).collect();
         self.timeline.adopt(&pasts)?;
         let longest = PENDING.min(most / 4).max(1);
         loop {
             let unread_of =
                 |(text, part): &(usize, &[Token])| part.len() - self.timeline.position(*text);
-            let rows: usize = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
-            let Some(most_unread) = (0..anew.len()).max_by_key(|i| unread_of(&anew[*i])) else {
+            let rows: usize = fresh.iter().map(|(text, part)| self.unread(*text, part)).sum();
+            let Some(most_unread) = (0..fresh.len()).max_by_key(|i| unread_of(&fresh[*i])) else {
                 break;
             };
-            let unread = unread_of(&anew[most_unread]);
+            let unread = unread_of(&fresh[most_unread]);
             if rows <= room && unread <= longest {
                 break;
             }
             if some_go_on {
-                return self.begin_round(&anew_all(texts));
+                return self.begin_round(&all_fresh(texts));
             }
             match unread {
-                // More texts than scratch has rows.
-                1 => drop(anew.remove(most_unread)),
+                // There are more texts than scratch rows.
+                1 => drop(fresh.remove(most_unread)),
                 _ => {
-                    let (text, part) = anew[most_unread];
+                    let (text, part) = fresh[most_unread];
                     self.timeline.sync(text, past(part), &mut |_| true)?;
                 }
             }
         }
         if some_go_on && self.filled + most.div_ceil(8) > most {
-            return self.begin_round(&anew_all(texts));
+            return self.begin_round(&all_fresh(texts));
         }
         if !some_go_on {
             self.filled = 0;
         }
-        self.waiting = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
+        self.waiting = fresh.iter().map(|(text, part)| self.unread(*text, part)).sum();
         for (&(text, ..), start) in texts.iter().zip(&mut starts) {
             if *start == Start::GoesOn {
                 continue;
@@ -273,7 +279,7 @@ impl DraftModel {
             let own = &mut self.texts[text];
             (own.done, own.row) = (0, 0);
             own.work.clear();
-            if let Some((_, part)) = anew.iter().find(|(other, _)| *other == text) {
+            if let Some((_, part)) = fresh.iter().find(|(other, _)| *other == text) {
                 own.work = TokenTree::chain(&part[self.timeline.position(text)..]);
                 *start = Start::Waits(own.work.len() as u32 - 1);
             }
@@ -296,7 +302,7 @@ impl TreeModel for DraftModel {
     }
 
     fn knows(&self, token: Token) -> bool {
-        // It reads a place of an image as some token.
+        // The model reads an image placeholder as some token.
         (token as usize) < self.engine().info().vocab || is_place(token)
     }
 
@@ -371,7 +377,7 @@ impl TreeModel for DraftModel {
             _ => FIRST,
         };
         self.read(text, history, &mut || true)?;
-        // The first rows may show that there is time for those in front of them.
+        // The first rows may show that there is time to read the tokens before them.
         let is_cut = self.texts[text].from > 0;
         if known == 0.0 && is_cut && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
             self.texts[text].window = rows(self.row_time);
@@ -392,18 +398,18 @@ impl TreeModel for DraftModel {
     }
 }
 
-/// Returns the same texts without places in a tree: all begin anew.
-fn anew_all<'h>(texts: &[TextStart<'h>]) -> Vec<TextStart<'h>> {
+/// Returns the same texts without nodes in a tree, so that all are restarted.
+fn all_fresh<'h>(texts: &[TextStart<'h>]) -> Vec<TextStart<'h>> {
     texts.iter().map(|(text, history, _)| (*text, *history, None)).collect()
 }
 
-/// How a text begins a round.
+/// How a text starts a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With the tree of the round before.
+    /// It continues the tree of the previous round.
     GoesOn,
-    /// With its newest token, at this place among its nodes, once that is evaluated.
+    /// Its newest token is queued as this node and must be evaluated first.
     Waits(u32),
-    /// Without the model.
+    /// It cannot use the model.
     Cannot,
 }

@@ -1,9 +1,9 @@
-//! Table of the target's own distributions after two tokens, or one (Token Recycling, Luo et al.
-//! 2024). It costs no pass, since every verification computes these distributions.
+//! Table of the target's own distributions after one or two tokens (Token Recycling, Luo et al.
+//! 2024). It needs no extra pass, since every verification computes these distributions.
 //!
-//! Every row that the target verifies, accepted or not, leaves its eight likeliest tokens under its
-//! last two tokens and under its last one. Rows that meet under one key are averaged, so the entry
-//! tends to the target's distribution there.
+//! Every row that the target verifies, accepted or not, stores its eight most likely tokens under
+//! its last two tokens and under its last one. Rows with the same key are averaged, so the entry
+//! converges to the target's distribution.
 
 use crate::draft::verified::{BEST, Verified};
 use gemma_base::tensor::Token;
@@ -12,7 +12,7 @@ use gemma_model::sampler::Sampler;
 /// Classes of [`class`].
 pub const CLASSES: usize = 5;
 
-/// Returns the class of a node: `pair` is how often the table has seen the last two tokens, `last`
+/// Returns the class of a node. `pair` is how often the table has seen the last two tokens; `last`
 /// is whether it knows the last one.
 pub fn class(pair: u8, last: bool) -> usize {
     match (pair, last) {
@@ -24,28 +24,28 @@ pub fn class(pair: u8, last: bool) -> usize {
     }
 }
 
-/// Slots that a key may stand in.
+/// Associativity: number of slots where a key can be stored.
 const WAYS: usize = 4;
-/// Slots in all: 262,144 of 40 bytes, 10.5 MB.
+/// Total slots: 262,144 of 40 bytes, 10.5 MB.
 const SLOTS: usize = 1 << 18;
-/// Rows after which an entry follows new ones no more slowly.
+/// Number of rows after which the weight of new rows in an entry stays constant.
 const STEADY: u8 = 12;
-/// Largest count.
+/// Largest stored count.
 const MOST: u8 = 200;
-/// Steps in the square root of a stored log-probability: finest near certainty, where averages move
-/// by little.
+/// Quantisation steps of the square root of a negated log-probability: finest near certainty, where
+/// averages change little.
 const STEPS: f32 = 64.0;
-/// Tokens are below this: three bytes.
+/// Upper bound of token ids: three bytes.
 const TOKENS: u32 = 1 << 24;
 
-/// One key's distribution.
+/// The distribution of one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSlot {
-    /// Tells keys of the same place apart; 0 is an empty slot.
+    /// Distinguishes keys with the same slots; 0 marks an empty slot.
     pub check: u32,
-    /// Rows seen. The count fades when other keys need the slot.
+    /// Number of rows seen. It decays when other keys need the slot.
     pub count: u8,
-    /// Token in the upper three bytes, steps of its log-probability in the lowest; best first, 0
+    /// Token in the upper three bytes, quantised log-probability in the lowest byte; best first, 0
     /// for none.
     pub best: [u32; BEST],
 }
@@ -59,7 +59,7 @@ impl TableSlot {
             .map(|word| (word >> 8, (-((word & 0xff) as f32 / STEPS).powi(2)).exp()))
     }
 
-    /// Moves the distribution towards a row's.
+    /// Averages a row's distribution into this one.
     fn blend(&mut self, row: &[(Token, f32)]) {
         let share = 1.0 / (self.count.min(STEADY) as f32 + 1.0);
         let mut union: Vec<(Token, f32)> =
@@ -74,14 +74,14 @@ impl TableSlot {
         self.best = [0; BEST];
         for (word, (token, p)) in self.best.iter_mut().zip(union) {
             let steps = ((-p.clamp(1e-9, 1.0).ln()).sqrt() * STEPS).round().clamp(0.0, 255.0);
-            // No token 0 with certainty: that would look like an empty place.
+            // Token 0 with certainty would look like an empty entry.
             *word = (token << 8 | steps as u32).max(1);
         }
         self.count = self.count.saturating_add(1).min(MOST);
     }
 }
 
-/// The last tokens of a place: two, or one.
+/// The last tokens before a position: two, or one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Pair(Token, Token),
@@ -89,7 +89,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Returns the first slot of the key's ways, and its check value.
+    /// Returns the first slot of the key's set, and its check value.
     fn place(self) -> (usize, u32) {
         let (a, b) = match self {
             Key::Pair(a, b) => (a as u64 + 1, b as u64),
@@ -103,7 +103,7 @@ impl Key {
     }
 }
 
-/// A hashed table of bounded size.
+/// A hash table of fixed size.
 pub struct Table {
     /// `[SLOTS]`
     slots: Vec<TableSlot>,
@@ -133,7 +133,7 @@ impl Table {
             let least =
                 (0..WAYS).min_by_key(|&way| (ways[way].check != 0, ways[way].count)).unwrap_or(0);
             if ways[least].check != 0 {
-                // A key that comes again and again must find a slot in the end.
+                // Ensures that a frequent key eventually gets a slot.
                 ways.iter_mut().for_each(|slot| slot.count = slot.count.saturating_sub(1));
             }
             ways[least] = TableSlot { check, ..TableSlot::default() };
@@ -195,7 +195,7 @@ mod tests {
             (table.get(key).unwrap().count, table.get(Key::Pair(4, 3)), table.get(Key::Last(4))),
             (2, None, None)
         );
-        // A token that comes always is soon the first, however often others came before.
+        // A token that always comes soon ranks first, however often others came before.
         (0..200).for_each(|_| table.put(key, &[(99, 1.0)]));
         assert!(
             table.get(key).unwrap().list().next().is_some_and(|(token, p)| token == 99 && p > 0.9)
@@ -224,7 +224,7 @@ mod tests {
         let slot = table.get(Key::Pair(4, 5)).unwrap();
         let p: Vec<f32> = slot.list().map(|c| c.1).collect();
         assert!((p[0] / p[1]).ln() > 0.9 && (p[0] / p[1]).ln() < 1.1, "{p:?}");
-        // The first token of a text has none before it.
+        // The first token of a text has no predecessor.
         let mut table = Table::new();
         table.feed(&[5], verified(1), &sampler);
         assert!(table.get(Key::Last(5)).is_some() && table.used() == 3);

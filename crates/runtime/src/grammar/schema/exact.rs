@@ -1,7 +1,7 @@
-//! Rules in Lark's notation for schemas with numbers that llguidance does not read exactly.
+//! Lark rules for schemas with numbers that llguidance does not represent exactly.
 //!
-//! llguidance compiles schemas itself, but it takes all numbers as `f64`. A part with larger whole
-//! numbers becomes rules here, and all other parts stay schemas. [`expression`] is the entry.
+//! llguidance compiles schemas itself, but reads all numbers as `f64`. A part with larger integers
+//! becomes rules here; all other parts stay schemas. Start at [`expression`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,11 +13,11 @@ use super::reference::escaped;
 use super::{Refusal, keywords, merge, remedy};
 use crate::grammar::LONGEST;
 
-/// Most parts of a schema that become rules.
+/// Most parts of a schema that are converted to rules.
 const MOST_PARTS: usize = 20_000;
 
-/// Returns an expression for the texts of an enforced schema, and the rules that the expression
-/// uses. Names of rules begin with `prefix`. `options` are settings for llguidance.
+/// Returns an expression for the texts that a rewritten schema allows, and the rules that the
+/// expression uses. Names of rules begin with `prefix`. `options` are settings for llguidance.
 pub fn expression(schema: &Value, options: &Value, prefix: &str) -> Result<(String, String)> {
     let exact = exact_definitions(schema);
     let mut writer = Writer {
@@ -41,13 +41,13 @@ pub fn expression(schema: &Value, options: &Value, prefix: &str) -> Result<(Stri
     Ok((start, writer.rules))
 }
 
-/// Returns whether a schema of [`keywords::enforced`] has numbers that llguidance would change.
+/// Returns whether a schema from [`keywords::enforced`] has numbers that llguidance would change.
 pub fn is_needed(schema: &Value) -> bool {
     is_exact(schema, &exact_definitions(schema))
 }
 
-/// Returns the terminal of numbers with these bounds, or `None` if llguidance enforces the bounds
-/// itself. Bounds without a number between them are an error.
+/// Returns a terminal for numbers with these bounds, or `None` if llguidance enforces the bounds
+/// itself. Fails if there is no number between the bounds.
 pub fn number(fields: &Map<String, Value>, is_integer: bool) -> Result<Option<String>> {
     let range = Range::new(fields);
     if range.is_plain() {
@@ -65,7 +65,7 @@ pub fn number(fields: &Map<String, Value>, is_integer: bool) -> Result<Option<St
     Ok(Some(terminal.with_context(|| Refusal::new(bound, why, remedy::OTHER))?))
 }
 
-/// Returns the parts directly inside a schema.
+/// Returns the direct subschemas of a schema.
 fn parts(schema: &Value) -> impl Iterator<Item = &Value> {
     let one = ["items", "additionalProperties", "additionalItems"];
     let many = ["anyOf", "allOf", "oneOf", "prefixItems", "items"];
@@ -80,7 +80,7 @@ fn definition(schema: &Value) -> Option<&str> {
     schema.get("$ref")?.as_str()?.strip_prefix("#/$defs/")
 }
 
-/// Returns whether a part, or a part inside it, has numbers that llguidance would change.
+/// Returns whether a part or its subschemas have numbers that llguidance would change.
 fn is_exact(schema: &Value, exact: &HashSet<String>) -> bool {
     let Value::Object(fields) = schema else { return false };
     has_exact_numbers(fields)
@@ -106,7 +106,7 @@ fn has_large_number(value: &Value) -> bool {
     }
 }
 
-/// Returns the names of the definitions that have such numbers, also by reference.
+/// Returns the names of the definitions with such numbers, including by reference.
 fn exact_definitions(root: &Value) -> HashSet<String> {
     let none = Map::new();
     let definitions = root.get("$defs").and_then(Value::as_object).unwrap_or(&none);
@@ -142,9 +142,9 @@ struct Writer<'a> {
     /// Number of the next rule.
     next: usize,
     parts: usize,
-    /// Names of the rules of definitions.
+    /// Rule names of definitions.
     known: HashMap<String, String>,
-    /// Definitions whose rules are not written yet.
+    /// Definitions that still need a rule.
     open: Vec<(String, String)>,
 }
 
@@ -163,7 +163,7 @@ impl Writer<'_> {
         self.add(format!("{}_{}", self.prefix.to_uppercase(), self.next), body)
     }
 
-    /// Returns the rule of a schema that llguidance enforces.
+    /// Returns a rule for a schema that llguidance enforces.
     fn plain(&mut self, mut schema: Value) -> String {
         if let Value::Bool(_) = schema {
             schema = json!({});
@@ -222,7 +222,7 @@ impl Writer<'_> {
         rule
     }
 
-    /// Returns the keywords of a schema with those of its `allOf`.
+    /// Returns the keywords of a schema, merged with those of its `allOf`.
     fn with_all(&mut self, fields: &Map<String, Value>) -> Result<Map<String, Value>> {
         let mut all = fields.clone();
         let mut hops = 0;
@@ -241,7 +241,7 @@ impl Writer<'_> {
         Ok(all)
     }
 
-    /// Returns the rule of alternatives that share the other keywords.
+    /// Returns a rule for alternatives that share the other keywords.
     fn any(&mut self, key: &str, options: &[Value], fields: &Map<String, Value>) -> Result<String> {
         let mut shared = fields.clone();
         for other in [key, "$defs"] {
@@ -268,7 +268,7 @@ impl Writer<'_> {
         Ok(self.rule(&values.join(" | ")))
     }
 
-    /// Returns the terminal of the values of `const` or `enum` that the other keywords allow.
+    /// Returns a terminal for the values of `const` or `enum` that the other keywords allow.
     fn constants(&mut self, fields: &Map<String, Value>) -> Result<String> {
         let types = fields.get("type").map(merge::types);
         let range = Range::new(fields);
@@ -288,12 +288,12 @@ impl Writer<'_> {
             (None, values) => values.into_iter().flatten().collect(),
         };
         let keyword = if fields.contains_key("const") { "const" } else { "enum" };
-        // One terminal for all texts without parts. Parts of the others are those of %json.
+        // One terminal for all scalar values. Values with parts use the parts of %json.
         let (mut texts, mut options) = (Vec::new(), Vec::new());
         for value in values.into_iter().filter(fits) {
             let text = literal(value);
             let why = "cannot be enforced: it has a number beyond 64 bits";
-            let help = "write such a number as a string";
+            let help = "write the number as a string";
             let text = text.with_context(|| Refusal::new(keyword, why, help))?;
             let has_parts = value.is_array() || value.is_object();
             if has_parts { &mut options } else { &mut texts }.push(text);
@@ -361,8 +361,8 @@ impl Writer<'_> {
                 Some(self.rule(&format!("{key} \": \" {value}")))
             }
         };
-        // `rest` is the part after a member. The loop goes from the last member to the first. A
-        // member may be the first one if none before it is required.
+        // `rest` matches the part after a member. The loop runs from the last member to the first.
+        // A member may come first if no member before it is required.
         let mut rest = more.as_ref().map_or("\"\"".into(), |more| format!("(\", \" {more})*"));
         let mut firsts: Vec<String> = more.iter().map(|more| format!("{more} {rest}")).collect();
         for (member, is_required) in members.iter().rev() {
@@ -379,7 +379,7 @@ impl Writer<'_> {
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
     }
 
-    /// Returns the terminal of names that are not taken. A name has one spelling only.
+    /// Returns a terminal for unused names. A name has only one spelling.
     fn free_name(&mut self, taken: &HashSet<&str>) -> String {
         let any = r#"/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/"#;
         if taken.is_empty() {
@@ -444,8 +444,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the expression of a name and its colon, in the parts that %json has too: the lexer takes
-/// the longest one.
+/// Returns an expression for a name and its colon, split like those of %json, because the lexer
+/// takes the longest match.
 fn key(name: &str) -> String {
     format!("{} \": \"", quoted(&json!(name).to_string()))
 }
@@ -454,7 +454,7 @@ fn quoted(text: &str) -> String {
     json!(text).to_string()
 }
 
-/// Returns the expression of a value, or `None` if a number in it is not known exactly.
+/// Returns an expression for a value, or `None` if it contains a number that is not known exactly.
 fn literal(value: &Value) -> Option<String> {
     let separator = " \", \" ";
     Some(match value {
@@ -489,7 +489,7 @@ const CONTAINERS: [&str; 11] = [
     "maxItems",
 ];
 
-/// Most parts of `allOf` for one value, and most alternatives that are compared with each other.
+/// Most parts of `allOf` for one value, and most alternatives that are compared pairwise.
 const MOST_MERGED: usize = 1000;
 const MOST_OPTIONS: usize = 100;
 
@@ -502,14 +502,14 @@ fn has_reference(schema: &Value) -> bool {
     schema.get("$ref").is_some() || parts(schema).any(has_reference)
 }
 
-/// Adds the keywords of another schema for the same value.
+/// Merges the keywords of another schema for the same value.
 fn merged(all: &mut Map<String, Value>, part: &Value) -> Result<()> {
     let fields = match part {
         Value::Object(fields) => fields,
         Value::Bool(true) => return Ok(()),
         _ => bail!(Refusal::form("`false` allows nothing")),
     };
-    // These keywords are about the names of their own schema.
+    // These keywords refer to the names in their own schema.
     for key in ["additionalProperties", "patternProperties", "prefixItems", "additionalItems"] {
         let is_shared = fields.contains_key(key) || all.contains_key(key);
         let others = if key.ends_with("Properties") { "properties" } else { "items" };
@@ -545,7 +545,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// Returns whether it is certain that no value fits both schemas.
+/// Returns whether the schemas certainly have no common value.
 fn are_disjoint(a: &Value, b: &Value) -> bool {
     let kinds = |schema: &Value| match (values(schema), schema.get("type").map(merge::types)) {
         (Some(values), _) => Some(values.into_iter().map(kind_of).map(String::from).collect()),
@@ -585,7 +585,7 @@ fn values(schema: &Value) -> Option<Vec<&Value>> {
 fn are_equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => number::Decimal::new(a) == number::Decimal::new(b),
-        // Objects and arrays may differ in the spelling of numbers alone.
+        // Objects and arrays may differ only in the spelling of numbers.
         (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => true,
         _ => a == b,
     }

@@ -1,4 +1,4 @@
-//! The keywords that a grammar enforces, and the rewriting of a schema to them.
+//! The keywords that a grammar enforces, and rewriting of schemas to them.
 
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value, json};
@@ -8,26 +8,26 @@ use super::reference::{References, Resource, escaped};
 use super::{Refusal, merge, number, object, remedy};
 use gemma_base::util::json as tree;
 
-/// How much of a schema a grammar enforces.
+/// How completely a grammar enforces a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
-    /// All of it. A keyword that no grammar expresses is an error.
+    /// Completely. A keyword that no grammar can express is an error.
     Whole,
-    /// All that a grammar expresses. Other keywords are dropped.
+    /// As far as a grammar can express it. Other keywords are dropped.
     Expressible,
-    /// Types, names and choices, for a schema that is too complex otherwise.
+    /// Only types, names and choices, for a schema that is otherwise too complex.
     Structure,
 }
 
 /// Form of a keyword's value.
 enum ValueForm {
     Plain(fn(&Value) -> bool),
-    /// A whole number that is not negative, and whether it is a least or a most size.
+    /// A non-negative integer that bounds a size from below or above.
     Size(Extreme),
     Reference,
     Schema,
     Schemas,
-    /// A schema, or a list of them for the first items.
+    /// A schema, or a list of schemas for the first items.
     SchemaOrList,
     /// Schemas by name.
     SchemaMap,
@@ -42,10 +42,10 @@ enum Extreme {
 use Extreme::{Least, Most};
 use ValueForm::{Plain, Reference, SchemaMap, SchemaOrList, Schemas, Size};
 
-/// A size that no answer reaches. A maximum from here on forbids nothing.
+/// A size that no answer reaches. An upper bound from here on has no effect.
 const UNREACHED: u64 = 1 << 26;
 
-/// Keywords that a grammar enforces, and whether [`Enforcement::Structure`] has them.
+/// Keywords that a grammar enforces, and whether [`Enforcement::Structure`] keeps them.
 const ENFORCED: [(&str, ValueForm, bool); 29] = [
     ("$ref", Reference, true),
     ("type", Plain(is_type), true),
@@ -78,7 +78,7 @@ const ENFORCED: [(&str, ValueForm, bool); 29] = [
     ("$schema", Plain(Value::is_string), true),
 ];
 
-/// Keywords that no grammar enforces, each with the values that are true of everything.
+/// Keywords that no grammar enforces, each with the values that have no effect.
 const UNENFORCED: [(&str, &[&str]); 12] = [
     ("not", &["false"]),
     ("if", &[]),
@@ -94,11 +94,11 @@ const UNENFORCED: [(&str, &[&str]); 12] = [
     ("$recursiveRef", &[]),
 ];
 
-/// Keywords with numbers, which can be too large for a grammar to be exact.
+/// Numeric keywords, which can be too large for exact grammars.
 pub const NUMERIC: [&str; 7] =
     ["const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 
-/// Keywords that would forbid more once the keyword before them is dropped.
+/// Pairs: if the first keyword is dropped, the second one would forbid more.
 const DEPENDENT: [(&str, &str); 3] = [
     ("properties", "additionalProperties"),
     ("patternProperties", "additionalProperties"),
@@ -130,15 +130,16 @@ fn is_pattern(value: &Value) -> bool {
     value.as_str().is_some_and(|text| !around.iter().any(|part| text.contains(part)))
 }
 
-/// Returns a schema of the keywords that a grammar enforces, without annotations. It allows all
-/// that `schema` allows. References lead to `$defs` of the root. `beyond` are further keywords that
-/// the grammar does not enforce. An error is a [`Refusal`].
+/// Rewrites a schema to the keywords that a grammar enforces, without annotations.
+///
+/// The result allows everything that `schema` allows. References point to `$defs` of the root.
+/// `beyond` lists further keywords that the grammar does not enforce. Errors are [`Refusal`]s.
 pub fn enforced(schema: &Value, enforcement: Enforcement, beyond: &[&str]) -> Result<Value> {
     rewritten(schema, enforcement, beyond, false)
 }
 
-/// Returns the same as [`enforced`]. `is_confined` allows to compile patterns, which may take any
-/// time and memory.
+/// Like [`enforced`]. `is_confined` permits compiling patterns, which may use any amount of time
+/// and memory.
 pub fn rewritten(
     schema: &Value,
     enforcement: Enforcement,
@@ -155,7 +156,7 @@ pub fn rewritten(
     let mut definitions = Map::new();
     let mut bytes = 0;
     while let Some((target, within)) = rewriter.targets.get(definitions.len()).copied() {
-        // A part may lie in others that references lead to: each of them has a copy of it.
+        // A part may be nested in several referenced parts; each of them has a copy of it.
         bytes += tree::bytes(target);
         ensure!(bytes <= MOST_BYTES, Refusal::form("its references lead to too much"));
         let name = definitions.len().to_string();
@@ -169,7 +170,7 @@ pub fn rewritten(
     Ok(whole)
 }
 
-/// Adds the beginning of the place to a refusal.
+/// Prepends a location to a refusal.
 pub fn at(error: anyhow::Error, place: &str) -> anyhow::Error {
     match error.downcast::<Refusal>() {
         Ok(refusal) => refusal.within(place).into(),
@@ -181,10 +182,10 @@ struct Rewriter<'a> {
     references: References<'a>,
     enforcement: Enforcement,
     beyond: &'a [&'a str],
-    /// Up to draft 7 a reference has no other keywords with it.
+    /// Whether references ignore other keywords next to them, as up to draft 7.
     is_old: bool,
     is_confined: bool,
-    /// Targets of references, by the number of their definition, and the numbers of the targets.
+    /// Targets of references by definition number, and their numbers.
     targets: Vec<(&'a Value, Resource)>,
     numbers: HashMap<*const Value, usize>,
 }
@@ -214,7 +215,7 @@ impl<'a> Rewriter<'a> {
                 kept.shift_remove(dependent);
             }
         }
-        // Other keywords next to a reference would make a cycle of references an error.
+        // Keeping other keywords next to a reference would make a cycle of references an error.
         if let (Some(reference), false) = (kept.get("$ref"), is_whole) {
             return Ok(json!({"$ref": reference}));
         }
@@ -226,7 +227,7 @@ impl<'a> Rewriter<'a> {
         Ok(kept.into())
     }
 
-    /// Returns the new value of a keyword; `None` for one that is dropped.
+    /// Returns the new value of a keyword; `None` if it is dropped.
     fn keyword(&mut self, key: &str, value: &'a Value, within: Resource) -> Result<Option<Value>> {
         let is_void = |void: &[&str]| void.contains(&value.to_string().as_str());
         let new = match ENFORCED.iter().find(|(name, ..)| *name == key) {
@@ -250,7 +251,7 @@ impl<'a> Rewriter<'a> {
         Ok(new)
     }
 
-    /// Returns a keyword's value, or `None` if it has not the form that the keyword asks for.
+    /// Returns a keyword's rewritten value, or `None` if the value has the wrong form.
     fn value(
         &mut self,
         form: &ValueForm,
@@ -285,7 +286,7 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    /// Returns the number of the definition that a reference leads to.
+    /// Returns the definition number of a reference's target.
     fn target(&mut self, reference: &str, within: Resource) -> Option<usize> {
         let (mut target, mut within) = self.references.target(reference, within)?;
         let is_reference = |target: &Value| {
@@ -305,7 +306,8 @@ impl<'a> Rewriter<'a> {
         Some(number)
     }
 
-    /// Refuses keywords of one part that the grammar would enforce otherwise than they are meant.
+    /// Fails for keywords of one part that the grammar would enforce differently from their
+    /// meaning.
     fn check(&self, fields: &Map<String, Value>) -> Result<()> {
         let types = fields.get("type").map(merge::types);
         let allows =
@@ -329,13 +331,13 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Most bytes of all parts that references lead to.
+/// Most total bytes of referenced parts.
 const MOST_BYTES: usize = 4 << 20;
 
-/// References that may follow each other.
+/// Longest chain of references.
 const MOST_HOPS: usize = 100;
 
-/// Returns a size. JSON Schema allows to write 5 as 5.0.
+/// Returns a size. JSON Schema allows 5.0 for 5.
 fn size(value: &Value) -> Option<u64> {
     let whole = |float: &f64| *float >= 0.0 && float.fract() == 0.0;
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|float| float as u64))

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::number::Decimal;
 
-/// Makes a keyword's value the rule of both schemas. Returns false, and leaves the first rule, if
-/// no value of the keyword says what both say.
+/// Merges a keyword's value with that of another schema, so that both rules hold. Returns false and
+/// keeps the first value if no single value expresses both.
 pub fn conjoin(key: &str, own: &mut Value, more: &Value) -> bool {
     if own == more {
         return true;
@@ -70,7 +70,7 @@ pub fn conjoin(key: &str, own: &mut Value, more: &Value) -> bool {
     }
 }
 
-/// Makes a schema the `allOf` of itself and another one.
+/// Replaces a schema by the `allOf` of itself and another one.
 fn join(own: &mut Value, more: &Value) {
     let parts = own.as_object_mut().filter(|fields| fields.len() == 1);
     match parts.and_then(|fields| fields.get_mut("allOf")?.as_array_mut()) {

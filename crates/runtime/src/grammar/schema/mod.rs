@@ -1,8 +1,8 @@
 //! Preparation of JSON schemas for llguidance.
 //!
 //! [`enforced`] rewrites a schema to the keywords that a grammar enforces. [`prepared`] adds rules
-//! on white space, and writes numbers exactly that llguidance would change. A [`Refusal`] names the
-//! keyword that cannot be enforced, and its place.
+//! for white space, and converts numbers that llguidance would change. A [`Refusal`] names a
+//! keyword that cannot be enforced, and its location.
 
 #[cfg(test)]
 mod cases;
@@ -27,7 +27,7 @@ use gemma_base::error::Fault;
 use gemma_base::util::json as tree;
 use reference::escaped;
 
-/// Reads a schema. An error names line and column.
+/// Parses a schema. The error names line and column.
 pub fn parse(text: &str, what: &str) -> Result<Value> {
     let fault = || Fault::usage(format!("{what} is not valid JSON"));
     let example = r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#;
@@ -35,7 +35,7 @@ pub fn parse(text: &str, what: &str) -> Result<Value> {
     tree::parse(text.as_bytes()).with_context(|| fault().help(help))
 }
 
-/// Why a schema cannot be used, and the place of the reason.
+/// Reason why a schema cannot be used, with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// JSON pointer; empty for the whole schema.
@@ -53,7 +53,7 @@ impl Refusal {
         Refusal { place: String::new(), what: what.into(), help: remedy::OTHER.into() }
     }
 
-    /// Makes the refusal of an error of llguidance.
+    /// Creates a refusal from an error of llguidance.
     pub fn of_library(place: String, why: &str) -> Refusal {
         match remedy::keyword_of(why) {
             Some((keyword, reason)) => {
@@ -64,7 +64,7 @@ impl Refusal {
         }
     }
 
-    /// Adds the beginning of the place.
+    /// Prepends a location.
     fn within(self, place: &str) -> Refusal {
         Refusal { place: format!("{place}{}", self.place), ..self }
     }
@@ -81,19 +81,19 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Returns our settings of llguidance for a schema. A lenient compiler drops formats that it does
-/// not know, and takes `oneOf` for `anyOf`.
+/// Returns this program's llguidance settings for a schema. A lenient compiler drops unknown
+/// formats, and treats `oneOf` as `anyOf`.
 pub fn settings(schema: &Value, lenient: bool) -> Value {
     let mut settings = json!({"whitespace_flexible": false, "item_separator": ", ",
         "key_separator": ": ", "lenient": lenient});
-    // With `\u` a name that is taken could be written a second time, in another spelling.
+    // With `\u`, a used name could be repeated in another spelling.
     if !has_control_character(schema) {
         settings["json_allowed_escapes"] = json!("nrbtf\\\"");
     }
     settings
 }
 
-/// Returns whether a string in a schema has a character that JSON only spells with `\u`.
+/// Returns whether a string in a schema has a character that JSON can only write with `\u`.
 fn has_control_character(value: &Value) -> bool {
     let is_odd = |c: char| c.is_control() && !"\n\r\t\u{8}\u{c}".contains(c);
     match value {
@@ -104,8 +104,8 @@ fn has_control_character(value: &Value) -> bool {
     }
 }
 
-/// Returns an expression in Lark's notation for a schema that [`enforced`] returned, and the rules
-/// that the expression uses. Names of rules begin with `prefix`.
+/// Returns a Lark expression for a schema from [`enforced`], and the rules that it uses. Names of
+/// rules begin with `prefix`.
 pub fn expression(schema: &Value, lenient: bool, prefix: &str) -> Result<(String, String)> {
     exact::expression(schema, &settings(schema, lenient), prefix)
 }
@@ -116,8 +116,8 @@ pub enum Prepared {
     Lark(String),
 }
 
-/// Returns the schema as llguidance compiles it. Its own `x-guidance` takes precedence over our
-/// settings. This process is confined: patterns may take any time and memory.
+/// Prepares a schema for llguidance. Its own `x-guidance` overrides this program's settings. Must
+/// run in a confined process, since patterns may use any amount of time and memory.
 pub fn prepared(schema: &Value) -> Result<Prepared> {
     let (whole, options) = whole(schema, true)?;
     if !exact::is_needed(&whole) {
@@ -136,7 +136,7 @@ pub fn prepared(schema: &Value) -> Result<Prepared> {
     Ok(Prepared::Lark(format!("start: {start}\n{rules}")))
 }
 
-/// Returns the expression and the rules of a schema whose keywords must all be enforced.
+/// Returns the expression and the rules of a schema with keywords that must all be enforced.
 pub fn strict(schema: &Value, prefix: &str) -> Result<(String, String)> {
     let (whole, options) = whole(schema, false)?;
     exact::expression(&whole, &options, prefix)
@@ -156,17 +156,17 @@ fn whole(schema: &Value, is_confined: bool) -> Result<(Value, Value)> {
     Ok((whole, options))
 }
 
-/// Keywords that hold one schema, a list of them, or schemas by name.
+/// Keywords that hold one schema, a list of schemas, or schemas by name.
 const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not"];
 const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
 const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 
-/// Returns the innermost part that is wrong by itself, such as `/properties/age`. The result is
-/// empty if only the whole schema is wrong.
+/// Returns the JSON pointer of the innermost part that is invalid on its own, such as
+/// `/properties/age`. Empty if only the whole schema is invalid.
 pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     let mut at = (schema, String::new());
     while let Some(next) = parts(at.0).into_iter().find(|(part, _)| {
-        // `false` is right where it stands: it forbids further properties or items.
+        // `false` is a valid subschema: it forbids further properties or items.
         part.is_object() && is_wrong(with_definitions(part, schema))
     }) {
         at = (next.0, at.1 + &next.1);
@@ -174,7 +174,7 @@ pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     at.1
 }
 
-/// Returns the schemas directly inside a schema, with their pointers.
+/// Returns the direct subschemas of a schema with their pointers.
 fn parts(schema: &Value) -> Vec<(&Value, String)> {
     let mut parts = Vec::new();
     for key in NAMED {
@@ -191,7 +191,7 @@ fn parts(schema: &Value) -> Vec<(&Value, String)> {
     parts
 }
 
-/// Adds the whole schema's definitions to a part, which may refer to them.
+/// Adds the root's definitions to a part, which may refer to them.
 fn with_definitions(part: &Value, schema: &Value) -> Value {
     let mut part = part.clone();
     if let Value::Object(object) = &mut part {
@@ -208,7 +208,7 @@ fn with_definitions(part: &Value, schema: &Value) -> Value {
 mod tests {
     use super::*;
 
-    /// Parts that lie in each other are written once for each reference to them, within bounds.
+    /// Nested parts are written once per reference, within limits.
     #[test]
     fn parts_in_each_other_are_bounded() {
         let nested = |bytes: usize| {

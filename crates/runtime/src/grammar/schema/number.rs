@@ -1,16 +1,16 @@
-//! Exact numbers: decimals as they are written, and regular expressions for ranges of them.
+//! Exact numbers: decimals as written, and regular expressions for ranges of them.
 //!
-//! llguidance reads every number as an `f64`, so it cannot tell whole numbers beyond 2^53 apart.
-//! This module compares and writes them digit by digit.
+//! llguidance reads every number as an `f64`, so it cannot distinguish integers beyond 2^53. This
+//! module compares and writes them digit by digit.
 
 use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value};
 
-/// Largest magnitude up to which an `f64` holds every whole number.
+/// Largest magnitude up to which `f64` represents every integer.
 const EXACT: u64 = 1 << 53;
 
-/// A decimal number. The integer part has no leading zero, the fraction no trailing one.
+/// A decimal number. The integer part has no leading zeros, the fraction no trailing zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decimal {
     is_negative: bool,
@@ -29,7 +29,7 @@ impl Decimal {
         let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
         let exponent: i64 = exponent.trim_start_matches('+').parse().unwrap_or(0);
         let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        // An f64 has an exponent of at most three digits.
+        // An f64 has at most three exponent digits.
         let mut digits = format!("{integer}{fraction}");
         let mut point = integer.len() as i64 + exponent.clamp(-400, 400);
         if point < 1 {
@@ -71,7 +71,7 @@ impl PartialOrd for Decimal {
     }
 }
 
-/// A bound of a range, and whether the range includes it.
+/// A bound of a range, and whether it is inclusive.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     at: Decimal,
@@ -115,14 +115,14 @@ impl Range {
         fits(&self.least, Ordering::Greater) && fits(&self.most, Ordering::Less)
     }
 
-    /// Returns whether llguidance's `f64` arithmetic enforces this range exactly.
+    /// Returns whether llguidance enforces this range exactly with `f64` arithmetic.
     pub fn is_plain(&self) -> bool {
         let is_small =
             |bound: &Bound| bound.at.integer.parse::<u64>().is_ok_and(|integer| integer <= EXACT);
         [&self.least, &self.most].into_iter().flatten().all(is_small) && !self.includes_end()
     }
 
-    /// Returns whether llguidance includes an excluded bound, as the zero of 0 < x < 0.5.
+    /// Returns whether llguidance includes an excluded bound, such as the zero in 0 < x < 0.5.
     fn includes_end(&self) -> bool {
         let (Some(least), Some(most)) = (&self.least, &self.most) else { return false };
         let is_open = |bound: &Bound| !bound.is_inclusive && bound.at.fraction.is_empty();
@@ -131,8 +131,8 @@ impl Range {
         (is_open(least) || is_open(most)) && *integer == most.at.integer && is_one_side
     }
 
-    /// Returns the numbers of the range as an expression of terminals in Lark's notation, or `None`
-    /// if no number is in it.
+    /// Returns a Lark expression of terminals for the numbers in the range, or `None` if the range
+    /// is empty.
     pub fn terminal(&self, is_integer: bool) -> Option<String> {
         let Range { least, most } = self;
         let mut parts = Vec::new();
@@ -157,7 +157,7 @@ impl Range {
     }
 }
 
-/// Includes the next `f64` in place of an excluded bound that llguidance would include.
+/// Replaces an excluded bound that llguidance would include by the next `f64`, inclusive.
 pub fn settle(fields: &mut Map<String, Value>) {
     let range = Range::new(fields);
     if !range.includes_end() {
@@ -182,7 +182,7 @@ pub fn settle(fields: &mut Map<String, Value>) {
 /// Smallest positive number of a range without zero.
 const TINY: f64 = 1e-60;
 
-/// Returns the terminal of numbers that have a sign and a magnitude between two bounds.
+/// Returns a terminal for numbers with this sign and a magnitude between two bounds.
 fn magnitudes(sign: &str, least: &Bound, most: Option<&Bound>, is_integer: bool) -> Option<String> {
     if let Some(most) = most {
         let order = least.at.compare_magnitude(&most.at);
@@ -204,7 +204,7 @@ fn magnitudes(sign: &str, least: &Bound, most: Option<&Bound>, is_integer: bool)
     Some(format!("({})", all.join(" & ")))
 }
 
-/// Returns whether a whole number is between two bounds that are not negative.
+/// Returns whether there is an integer between two non-negative bounds.
 fn has_integer(least: &Bound, most: &Bound) -> bool {
     let next = match least.is_inclusive && least.at.fraction.is_empty() {
         true => least.at.integer.clone(),
@@ -218,7 +218,7 @@ fn has_integer(least: &Bound, most: &Bound) -> bool {
     }
 }
 
-/// Returns the next whole number.
+/// Returns the next integer.
 fn successor(digits: &str) -> String {
     let nines = digits.len() - digits.trim_end_matches('9').len();
     let (head, last) = digits.split_at(digits.len() - nines);
@@ -233,7 +233,7 @@ fn successor(digits: &str) -> String {
 
 const FRACTION: &str = "([.][0-9]+)?";
 
-/// Returns regular expressions for numbers without a sign that are at least `bound`.
+/// Returns regular expressions for unsigned numbers of at least `bound`.
 fn at_least(bound: &Bound) -> Vec<String> {
     let Decimal { integer, fraction, .. } = &bound.at;
     let mut options = vec![format!("[1-9][0-9]{{{},}}{FRACTION}", integer.len())];
@@ -254,7 +254,7 @@ fn at_least(bound: &Bound) -> Vec<String> {
     options
 }
 
-/// Returns regular expressions for numbers without a sign that are at most `bound`.
+/// Returns regular expressions for unsigned numbers of at most `bound`.
 fn at_most(bound: &Bound) -> Vec<String> {
     let Decimal { integer, fraction, .. } = &bound.at;
     let mut options = Vec::new();
@@ -288,7 +288,7 @@ fn at_most(bound: &Bound) -> Vec<String> {
         (false, _) => {}
     }
     if options.is_empty() {
-        // Nothing is below zero. The caller excludes this range.
+        // No number is below zero. The caller excludes this range.
         options.push("[^0-9-]".into());
     }
     options
@@ -298,7 +298,7 @@ fn digits(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
     text.bytes().map(|byte| byte - b'0').enumerate()
 }
 
-/// Returns whether llguidance writes this number of a `const` or an `enum` exactly.
+/// Returns whether llguidance writes this number of a `const` or `enum` exactly.
 pub fn is_plain(number: &Number) -> bool {
     let magnitude = number.as_i64().map(i64::unsigned_abs).or(number.as_u64());
     match magnitude {
@@ -307,8 +307,8 @@ pub fn is_plain(number: &Number) -> bool {
     }
 }
 
-/// Returns how a number is written exactly, or `None` for one beyond 64 bits: the digits of its
-/// source are lost.
+/// Returns the exact text of a number, or `None` beyond 64 bits, where the digits of the source are
+/// lost.
 pub fn exact_text(number: &Number) -> Option<String> {
     match number.as_f64() {
         Some(float) if number.is_f64() => {
@@ -371,7 +371,7 @@ mod tests {
         ] {
             assert_eq!(exact_text(number.as_number().unwrap()).as_deref(), text, "{number}");
         }
-        // The parser of JSON rounds to the nearest number.
+        // The JSON parser rounds to the nearest number.
         for text in ["0.12345678901234568", "1.7976931348623157e308", "5e-324", "0.1"] {
             let value: Value = serde_json::from_str(text).unwrap();
             assert_eq!(value.as_f64(), text.parse().ok(), "{text}");

@@ -1,4 +1,4 @@
-//! Names of an object's properties: patterns of names, and how many there are.
+//! Rules for an object's property names: patterns and counts.
 
 use anyhow::{Result, ensure};
 use llguidance::derivre::{RegexAst, RegexBuilder};
@@ -8,17 +8,17 @@ use serde_json::{Map, Value, json};
 use super::{Refusal, remedy};
 use std::collections::HashSet;
 
-/// Most pairs of a pattern and a name that are compared.
+/// Most pairs of pattern and name that are compared.
 const MOST_PAIRS: usize = 1000;
-/// Most work on the question whether a regular expression matches a text at all.
+/// Most work to decide whether a regular expression matches any text.
 const FUEL: u64 = 10_000;
 
-/// Returns the expression of texts in which a pattern of JSON Schema is found.
+/// Returns an expression for texts that contain a match of a JSON Schema pattern.
 fn found(pattern: &str) -> RegexAst {
     RegexAst::SearchRegex(regex_to_lark(pattern, "dw"))
 }
 
-/// Returns whether no text matches an expression. A question that is too hard has the answer no.
+/// Returns whether no text matches an expression. Returns false if that is too hard to decide.
 fn is_empty(expression: RegexAst) -> bool {
     let mut builder = RegexBuilder::new();
     let Ok(expression) = builder.mk(&expression) else { return false };
@@ -29,14 +29,14 @@ fn matches(pattern: &str, name: &str) -> bool {
     !is_empty(RegexAst::And(vec![found(pattern), RegexAst::Literal(name.into())]))
 }
 
-/// Returns whether the names are all texts that match a pattern.
+/// Returns whether `names` are all texts that match a pattern.
 fn are_used_up(pattern: &str, names: &[String]) -> bool {
     let names = names.iter().map(|name| RegexAst::Literal(name.clone())).collect();
     let others = RegexAst::Not(Box::new(RegexAst::Or(names)));
     is_empty(RegexAst::And(vec![others, found(pattern)]))
 }
 
-/// Refuses a pattern that cannot be compiled.
+/// Fails for a pattern that cannot be compiled.
 pub fn check_pattern(keyword: &str, pattern: &str) -> Result<()> {
     let fits = RegexBuilder::new().mk(&found(pattern)).is_ok();
     let why = format!("cannot be enforced: the regular expression {pattern:?} cannot be read");
@@ -44,9 +44,8 @@ pub fn check_pattern(keyword: &str, pattern: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rewrites an object's rules about names so that the grammar of the object never gets stuck, and
-/// leaves out bounds that forbid nothing.
-/// `is_confined` allows to compile patterns.
+/// Rewrites an object's rules for names so that its grammar never gets stuck, and drops bounds
+/// without effect. `is_confined` permits compiling patterns.
 pub fn settle(fields: &mut Map<String, Value>, is_confined: bool) {
     name_required(fields, is_confined);
     let named = fields.get("properties").and_then(Value::as_object).map_or(0, Map::len);
@@ -63,15 +62,15 @@ pub fn settle(fields: &mut Map<String, Value>, is_confined: bool) {
     }
 }
 
-/// Returns the only name that a pattern matches, if its spelling shows it.
+/// Returns the only name that a pattern matches, if it is a literal name.
 fn only_name(pattern: &str) -> Option<&str> {
     let name = pattern.strip_prefix('^')?.strip_suffix('$')?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_- ".contains(c);
     name.chars().all(is_plain).then_some(name)
 }
 
-/// Makes required names that match a pattern properties, and drops patterns that only match names
-/// of properties. `is_confined` allows to compile the patterns.
+/// Turns required names that match a pattern into properties, and drops patterns that match only
+/// names of properties. `is_confined` permits compiling the patterns.
 fn name_required(fields: &mut Map<String, Value>, is_confined: bool) {
     let Some(Value::Object(patterns)) = fields.get("patternProperties") else { return };
     let mut patterns = patterns.clone();
@@ -113,7 +112,7 @@ fn name_required(fields: &mut Map<String, Value>, is_confined: bool) {
     }
 }
 
-/// Returns the required names, each once.
+/// Returns the required names without duplicates.
 fn required(fields: &Map<String, Value>) -> Vec<String> {
     let names = fields.get("required").and_then(Value::as_array).into_iter().flatten();
     let mut known = HashSet::new();
@@ -121,14 +120,14 @@ fn required(fields: &Map<String, Value>) -> Vec<String> {
     names.map(String::from).collect()
 }
 
-/// Returns whether an object has only the properties that the schema names.
+/// Returns whether an object only allows the properties named in the schema.
 fn is_closed(fields: &Map<String, Value>) -> bool {
     fields.get("additionalProperties") == Some(&json!(false))
         && !fields.contains_key("patternProperties")
 }
 
-/// Refuses numbers of properties that the grammar cannot count. It counts free names, which may
-/// come twice, and it does not count optional properties.
+/// Fails for bounds on the number of properties that the grammar cannot enforce. The grammar counts
+/// free names, which may be repeated, and does not count optional properties.
 pub fn check_sizes(fields: &Map<String, Value>) -> Result<()> {
     let size = |key: &str| fields.get(key).and_then(Value::as_u64);
     let (least, most) = (size("minProperties"), size("maxProperties"));

@@ -1,24 +1,24 @@
-//! Targets of `$ref` in a schema: JSON pointers, anchors and the addresses of `$id`.
+//! Resolves `$ref` in a schema: JSON pointers, anchors and `$id` addresses.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Most addresses of a schema, and longest address in bytes.
+/// Most addresses of a schema, and most bytes per address.
 const MOST_ADDRESSES: usize = 1000;
 const LONGEST_ADDRESS: usize = 2000;
 
-/// Number of a part that has an address of its own. The whole schema has the number 0.
+/// Number of a part with its own address. The whole schema has number 0.
 pub type Resource = usize;
 
-/// The parts of a schema that references name.
+/// The parts of a schema that references can name.
 pub struct References<'a> {
     /// Parts with an address.
     resources: Vec<(String, &'a Value)>,
     by_address: HashMap<String, Resource>,
     by_node: HashMap<*const Value, Resource>,
     anchors: HashMap<(Resource, &'a str), (&'a Value, Resource)>,
-    /// Draft 4 says `id` for `$id`.
+    /// Name of the keyword `$id`, which is `id` in draft 4.
     id: &'static str,
 }
 
@@ -50,7 +50,7 @@ impl<'a> References<'a> {
                     self.by_node.insert(part, within);
                 }
             }
-            // Up to draft 7 an anchor is an `$id` of a fragment alone.
+            // Up to draft 7 an anchor is an `$id` with only a fragment.
             if !anchor.is_empty() {
                 self.anchors.insert((within, anchor), (part, within));
             }
@@ -77,7 +77,7 @@ impl<'a> References<'a> {
         self.by_node.get(&(part as *const Value)).copied().unwrap_or(within)
     }
 
-    /// Returns the part that a reference of the resource `within` names, and the part's resource.
+    /// Returns the target part of a reference in the resource `within`, and the target's resource.
     pub fn target(&self, reference: &str, within: Resource) -> Option<(&'a Value, Resource)> {
         let (address, fragment) = split(reference);
         let resource = match address {
@@ -95,7 +95,7 @@ impl<'a> References<'a> {
             Some(anchor) => return self.anchors.get(&(resource, anchor)).copied(),
             None => None,
         }
-        // A name may have a percent sign that is no escape.
+        // A name may contain a percent sign that is not an escape.
         .or_else(|| at(fragment))
     }
 
@@ -138,17 +138,17 @@ fn pointer_to(tree: &Value, part: &Value) -> Option<String> {
     }
 }
 
-/// Returns a name as a segment of a JSON pointer.
+/// Escapes a name as a segment of a JSON pointer.
 pub fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Returns the address and the fragment of a reference.
+/// Splits a reference into address and fragment.
 fn split(reference: &str) -> (&str, &str) {
     reference.split_once('#').unwrap_or((reference, ""))
 }
 
-/// Resolves an address against the address of the part that it is in.
+/// Resolves an address relative to the address of the enclosing part.
 fn joined(base: &str, address: &str) -> String {
     let scheme = |text: &str| {
         let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c))?;
@@ -167,7 +167,7 @@ fn joined(base: &str, address: &str) -> String {
     }
 }
 
-/// Returns a fragment without percent escapes, or `None` if it has a wrong one.
+/// Decodes the percent escapes of a fragment; `None` if one is invalid.
 fn percent_decoded(fragment: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();

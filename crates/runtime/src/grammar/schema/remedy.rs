@@ -19,7 +19,7 @@ pub fn of_keyword(keyword: &str) -> &'static str {
     }
 }
 
-/// Words of llguidance's errors, each with the keyword that the error is about.
+/// Fragments of llguidance's error messages, each with the affected keyword and the reason.
 const ABOUT: [(&str, &str, &str); 7] = [
     ("oneOf constraints are not supported", "oneOf", "two of its schemas may fit one value"),
     ("circular references with sibling keys", "$ref", "it leads to itself"),
@@ -30,7 +30,7 @@ const ABOUT: [(&str, &str, &str); 7] = [
     ("can't determine if patternProperty", "patternProperties", "a name may match two patterns"),
 ];
 
-/// Returns the keyword that an error of llguidance is about, and the reason.
+/// Returns the affected keyword of a llguidance error, and the reason.
 pub fn keyword_of(why: &str) -> Option<(&'static str, &'static str)> {
     let about = ABOUT.iter().find(|(words, ..)| why.contains(words));
     about.map(|(_, keyword, reason)| (*keyword, *reason))

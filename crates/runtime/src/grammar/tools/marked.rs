@@ -1,9 +1,9 @@
 //! Calls between control tokens: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
 //!
-//! Keys have no quotes. The token `<|"|>` stands before and behind a string, in which nothing is
-//! escaped. The fields of an object stand in the order of the alphabet, as Google's template writes
-//! them. An object that names its properties has no others, unless it describes them. Some keywords
-//! of schemas are not enforced ([`BEYOND`]).
+//! Keys have no quotes. The token `<|"|>` encloses a string, in which nothing is escaped. The
+//! fields of an object are in alphabetical order, as Google's template writes them. An object with
+//! named properties has no others, unless the schema describes them. Some schema keywords are not
+//! enforced ([`BEYOND`]).
 
 use super::{CallPolicy, Tool};
 use crate::grammar::{Enforcement, GrammarSource, LONGEST, schema};
@@ -26,25 +26,25 @@ KEY: /[^\\x00-\\x20:,{}\\[\\]\"]+/
 TEXT: /(?s:.)+/
 ";
 
-/// Characters that a key cannot have, since the next part begins with them.
+/// Characters that are not allowed in a key, because they begin the next part.
 const NO_KEY: &str = ":,{}[]\"";
 
-/// Keywords that this form does not enforce.
+/// Keywords that this form of calls does not enforce.
 const BEYOND: [&str; 6] =
     ["pattern", "format", "multipleOf", "minProperties", "maxProperties", "patternProperties"];
 
-/// Most schemas of a function that are merged with others, and most bytes of them.
+/// Limits of merged schemas per function: their number and their bytes.
 const MOST_MERGES: usize = 1000;
 const MOST_MERGED: usize = 4 * LONGEST;
 
-/// Schemas inside each other below which none are merged: a reference to a schema around it would
-/// make it deeper each time.
+/// Nesting depth below which schemas are not merged. A reference to an enclosing schema would
+/// otherwise add depth forever.
 const MOST_DEPTH: usize = 64;
 
-/// Longest expression that is written where it is used. A longer one gets a rule.
+/// Longest expression that is written inline. A longer one gets its own rule.
 const SHORT: usize = 200;
 
-/// Returns the grammar. `marks` are the tokens before and behind a call and around a string.
+/// Returns the grammar. `marks` are the tokens before and after a call, and around a string.
 pub fn source(
     tools: &[Tool],
     calls: CallPolicy,
@@ -90,19 +90,20 @@ pub fn source(
 struct Rules<'a> {
     root: &'a Value,
     quote: Token,
-    /// Number of the function.
+    /// Index of the function.
     prefix: usize,
     text: String,
     /// Number of the next rule.
     next: usize,
-    /// Names of the rules of definitions, by their references.
+    /// Rule names of definitions, by their references.
     known: HashMap<String, String>,
-    /// Definitions whose rules are not written yet.
+    /// Definitions that still need a rule.
     open: Vec<(String, &'a Value)>,
-    /// Schemas that were merged with others, and bytes of them.
+    /// Number and bytes of merged schemas.
     merges: usize,
     merged: usize,
-    /// Schemas around the present one. An error ends the function, so it need not be exact then.
+    /// Nesting depth of the current schema. It may be wrong after an error, which ends the
+    /// function.
     depth: usize,
 }
 
@@ -114,7 +115,7 @@ impl<'a> Rules<'a> {
     /// Writes all rules, and returns the expression of the arguments.
     fn all(&mut self) -> Result<String> {
         let arguments = self.value(self.root)?;
-        // A worklist: definitions may refer to each other in a chain of any length.
+        // A worklist, since definitions may form a reference chain of any length.
         while let Some((name, schema)) = self.open.pop() {
             let value = self.value(schema)?;
             self.text += &format!("{name}: {value}\n");
@@ -134,7 +135,7 @@ impl<'a> Rules<'a> {
         name
     }
 
-    /// Returns a short expression for values that fit a schema.
+    /// Returns a short expression for values that match a schema.
     fn value(&mut self, schema: &Value) -> Result<String> {
         self.depth += 1;
         let expression = self.expression(schema)?;
@@ -246,11 +247,11 @@ impl<'a> Rules<'a> {
                 self.rule(&format!("\"[\" {items} \"]\""))
             }
             "object" => self.object(fields)?,
-            other => bail!("{other:?} is no type"),
+            other => bail!("{other:?} is not a type"),
         })
     }
 
-    /// Returns the rule of an object with these properties, or of any object if none are named.
+    /// Returns a rule for an object with these properties, or for any object if none are named.
     fn object(&mut self, fields: &Map<String, Value>) -> Result<String> {
         let (none, additional) = (Map::new(), fields.get("additionalProperties"));
         let properties = fields.get("properties").and_then(Value::as_object).unwrap_or(&none);
@@ -285,8 +286,8 @@ impl<'a> Rules<'a> {
             let key = Value::from(format!("{name}:"));
             parts.push((self.rule(&format!("{key} {value}")), is_required));
         }
-        // `rest` is the part behind a field. The loop goes from the last field to the first. A
-        // field may be the first one if none before it is required.
+        // `rest` matches the part after a field. The loop runs from the last field to the first. A
+        // field may come first if no field before it is required.
         let mut rest = more.as_ref().map_or("\"\"".into(), |more| format!("(\",\" {more})*"));
         let mut firsts: Vec<String> = more.iter().map(|more| format!("{more} {rest}")).collect();
         for (field, is_required) in parts.iter().rev() {
@@ -303,19 +304,19 @@ impl<'a> Rules<'a> {
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
     }
 
-    /// Returns a schema with the keywords of all parts of its `allOf`, and of theirs, or `None` as
-    /// [`merge`](Self::merge) does.
+    /// Returns a schema with the keywords of all parts of its `allOf`, recursively. Returns `None`
+    /// like [`merge`](Self::merge).
     fn conjunction(&mut self, fields: &Map<String, Value>) -> Option<Map<String, Value>> {
         let mut all = fields.clone();
-        // One schema for all parts, however many follow each other.
+        // One schema collects all parts, regardless of their number.
         while let Some(Value::Array(parts)) = all.shift_remove("allOf") {
             parts.iter().try_for_each(|part| self.merge(&mut all, part))?;
         }
         Some(all)
     }
 
-    /// Returns a schema of `size` bytes with the keywords of another one, or `None` as
-    /// [`merge`](Self::merge) does.
+    /// Returns a schema of `size` bytes merged with the keywords of another one. Returns `None`
+    /// like [`merge`](Self::merge).
     fn merged_with(
         &mut self,
         schema: &Map<String, Value>,
@@ -329,9 +330,10 @@ impl<'a> Rules<'a> {
         Some(all)
     }
 
-    /// Adds the keywords of another schema for the same value. The stricter of two bounds stays,
-    /// and the first of two rules that no keyword says together. Returns `None` if too much is
-    /// merged, as in a cycle.
+    /// Merges the keywords of another schema for the same value.
+    ///
+    /// Keeps the stricter of two bounds, and the first of two rules that no keyword can express
+    /// together. Returns `None` if too much is merged, as in a cycle.
     fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
         let target = part.get("$ref").and_then(|to| self.root.pointer(&to.as_str()?[1..]));
         let part = target.unwrap_or(part);
@@ -354,8 +356,8 @@ impl<'a> Rules<'a> {
             return Ok(name.clone());
         }
         let schema = reference.strip_prefix('#').and_then(|at| self.root.pointer(at));
-        let schema =
-            schema.with_context(|| format!("$ref {reference:?} names no part of the schema"))?;
+        let schema = schema
+            .with_context(|| format!("$ref {reference:?} does not name a part of the schema"))?;
         let name = format!("d_{}_{}", self.prefix, self.known.len());
         self.known.insert(reference.into(), name.clone());
         self.open.push((name.clone(), schema));

@@ -1,9 +1,9 @@
 //! Grammars of answers that call functions.
 //!
 //! Gemma 3 has no tokens for calls. A call is a line of JSON: `{"name": "NAME", "arguments":
-//! {...}}`. The grammar fixes everything but the function's name and the arguments. An answer that
-//! begins with a brace consists of calls; any other answer is text. [`marked`] has calls between
-//! control tokens.
+//! {...}}`. The grammar fixes everything except the function's name and the arguments. An answer
+//! that begins with a brace consists of calls; any other answer is text. [`marked`] handles calls
+//! between control tokens.
 
 mod marked;
 
@@ -25,7 +25,7 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON Schema of its arguments, an object; null for a function without arguments.
     pub parameters: Value,
-    /// Refuses parameters that a grammar cannot enforce as a whole.
+    /// Makes parameters an error if a grammar cannot enforce them completely.
     pub strict: bool,
 }
 
@@ -37,16 +37,15 @@ pub enum CallPolicy {
     Required,
 }
 
-/// Beginning of a call, before the function's name, and the text between the name and the
-/// arguments.
+/// Text of a call before the function's name, and between the name and the arguments.
 pub const CALL: &str = "{\"name\": \"";
 pub const ARGUMENTS: &str = "\", \"arguments\": ";
 
-/// Noncharacters that stand for the marks of a call in the text of an answer: before and behind it,
+/// Noncharacters that represent the marks of a call in an answer's text: before a call, after it,
 /// and around a string.
 pub const CALL_MARKS: [char; 3] = ['\u{fdd0}', '\u{fdd1}', '\u{fdd2}'];
 
-/// Returns the marks of calls with their characters; none in a dialect that has none.
+/// Returns the control tokens of calls with their characters; empty if the dialect has none.
 pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
     let mark = |(name, mark)| Some((*tokenizer.control().get(name)?, mark));
     let marks = tokenizer.dialect().calls.into_iter().flatten().zip(CALL_MARKS);
@@ -55,26 +54,26 @@ pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
 
 /// Longest name of a function.
 const LONGEST: usize = 128;
-/// Most functions of a request, and most bytes of all their schemas with that of the answer.
+/// Most functions per request, and most total bytes of their schemas and that of the answer.
 const MOST_TOOLS: usize = 1000;
 const MOST_BYTES: usize = 2 << 20;
 const HELP: &str = "send fewer functions";
 
 impl Tool {
-    /// Refuses the names that OpenAI's and Anthropic's servers refuse.
+    /// Fails for names that OpenAI's and Anthropic's servers reject.
     pub fn check(&self) -> Result<()> {
         let is_plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_' || c == b'-';
         let fits = (1..=LONGEST).contains(&self.name.len());
         ensure!(
             fits && self.name.bytes().all(is_plain),
-            Fault::usage(format!("{:?} is no name of a function", self.name))
+            Fault::usage(format!("{:?} is not a valid function name", self.name))
                 .help("a name has at most 128 letters, digits, _ and -")
         );
         Ok(())
     }
 
-    /// Returns the schema of the arguments that the grammar enforces. `beyond` are keywords that
-    /// the form of the calls does not enforce.
+    /// Returns the schema of the arguments that the grammar enforces. `beyond` lists keywords that
+    /// this form of calls does not enforce.
     fn arguments(&self, enforcement: Enforcement, beyond: &[&str]) -> Result<Value> {
         let Tool { name, parameters, strict, .. } = self;
         let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
@@ -82,8 +81,10 @@ impl Tool {
         let is_object = |kind: &Value| kind == "object" || kind == &json!(["object", "null"]);
         ensure!(
             schema.is_object() && schema.get("type").is_none_or(is_object),
-            Fault::usage(format!("function {name:?}: its parameters are no schema of an object"))
-                .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
+            Fault::usage(format!(
+                "function {name:?}: its parameters are not the schema of an object"
+            ))
+            .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
         );
         let enforcement = if *strict { Enforcement::Whole } else { enforcement };
         let mut enforced = schema::enforced(schema, enforcement, beyond)
@@ -100,7 +101,7 @@ impl Tool {
         let arguments = self.arguments(enforcement, &[])?;
         match schema::expression(&arguments, !self.strict, prefix) {
             Err(_) if !self.strict => {
-                // Bounds and constants whose numbers cannot be written exactly are dropped.
+                // Drops bounds and constants with numbers that cannot be written exactly.
                 let arguments = self.arguments(enforcement, &schema::NUMERIC)?;
                 schema::expression(&arguments, true, prefix).map_err(|why| refused(why).into())
             }
@@ -108,7 +109,7 @@ impl Tool {
         }
     }
 
-    /// Returns the grammar of the arguments alone, by which a wrong function is found.
+    /// Returns a grammar of only the arguments, to find a function that causes an error.
     pub fn alone(&self) -> Result<GrammarSource> {
         let mut arguments = self.arguments(Enforcement::Structure, &[])?;
         if schema::has_large_numbers(&arguments) {
@@ -119,7 +120,7 @@ impl Tool {
         Ok(GrammarSource::JsonSchema(arguments))
     }
 
-    /// Makes the fault of parameters that cannot be used.
+    /// Creates the fault for unusable parameters.
     pub fn fault(&self, why: &str) -> Fault {
         let help = match self.strict {
             true => "leave `strict` out of the function, or rewrite its parameters",
@@ -129,13 +130,13 @@ impl Tool {
     }
 }
 
-/// Refuses functions and schemas that are too many or too long to be compared and rewritten.
+/// Fails if there are too many functions or too long schemas to compare and rewrite.
 fn check_sizes(tools: &[Tool], answer: Option<&Value>) -> Result<()> {
     check_count(tools.len())?;
     check_bytes("schemas", tools.iter().map(|tool| &tool.parameters).chain(answer))
 }
 
-/// Refuses lists of tools, and choices among them, that are too long to be read or kept.
+/// Fails if a request's lists of tools and choices are too long to read or store.
 pub fn check_lists(tools: &[Value], choice: &Value) -> Result<()> {
     check_count(tools.len())?;
     check_bytes("tools", tools.iter().chain([choice]))
@@ -144,7 +145,7 @@ pub fn check_lists(tools: &[Value], choice: &Value) -> Result<()> {
 fn check_count(count: usize) -> Result<()> {
     ensure!(
         count <= MOST_TOOLS,
-        Fault::usage(format!("{count} functions are given, and {MOST_TOOLS} are taken at most"))
+        Fault::usage(format!("{count} functions are given, more than the limit of {MOST_TOOLS}"))
             .help(HELP)
     );
     Ok(())
@@ -154,15 +155,16 @@ fn check_bytes<'a>(what: &str, values: impl Iterator<Item = &'a Value>) -> Resul
     let bytes: usize = values.map(json_bytes).sum();
     ensure!(
         bytes <= MOST_BYTES,
-        Fault::usage(format!("the {what} have {bytes} bytes, and {MOST_BYTES} are taken at most"))
+        Fault::usage(format!("the {what} have {bytes} bytes, more than the limit of {MOST_BYTES}"))
             .help(HELP)
     );
     Ok(())
 }
 
-/// Returns the grammar of an answer that may or must call some of these functions. `many` allows
-/// several calls. `marks` are those of the vocabulary. An answer without calls fits the schema
-/// `answer` if there is one. `enforcement` is for functions that are not strict.
+/// Returns the grammar of an answer that may or must call some of these functions.
+///
+/// `many` allows several calls. `marks` are those of the vocabulary. An answer without calls must
+/// match the schema `answer`, if present. `enforcement` applies to functions that are not strict.
 pub fn source(
     tools: &[Tool],
     calls: CallPolicy,
@@ -191,7 +193,7 @@ pub fn source(
     for (i, tool) in tools.iter().enumerate() {
         let name = &tool.name;
         let (arguments, more) = tool.json(enforcement, &format!("a{i}"))?;
-        // Parts as the grammar of JSON has them, so that the answer's own schema may share them.
+        // The parts equal those in JSON grammars, so that the answer's own schema may share them.
         let name = Value::from(format!("\"{name}\""));
         rules += &format!(
             r#"call_{i}: "{{" "\"name\"" ": " {name} ", " "\"arguments\"" ": " arguments_{i} "}}"
@@ -285,7 +287,7 @@ mod tests {
     /// Most bytes of a grammar.
     const MOST_WRITTEN: usize = super::super::LONGEST;
 
-    /// Returns the length of the grammar of a function with these parameters, or the refusal.
+    /// Returns the length of the grammar of a function with these parameters, or the error.
     fn written(parameters: Value) -> Result<usize, String> {
         let (tool, level) = (tool("f", parameters), Enforcement::Expressible);
         let marks = call_marks(&thinking_letters());
@@ -296,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The written rules are bounded, whatever the references lead to.
+    /// The length of the written rules is bounded, regardless of references.
     #[test]
     fn references_are_not_written_out() {
         let of = |more: Value, definitions: Value| {
@@ -308,17 +310,18 @@ mod tests {
         let entries = list(2_000, &|n| json!(format!("an entry of the enumeration: {n}")));
         let enumeration = json!({"e": {"enum": entries}});
         let options = list(1_000, &|_| json!({"$ref": "#/$defs/e"}));
-        // References alone share a rule. With another keyword they are merged, within bounds.
+        // References alone share one rule. References next to another keyword are merged, within
+        // limits.
         let plain = of(json!({"properties": {"a": {"anyOf": options}}}), enumeration.clone());
         assert!(written(plain).unwrap() < MOST_WRITTEN);
         let typed = json!({"properties": {"a": {"type": "string", "anyOf": options}}});
         assert!(written(of(typed, enumeration)).map_or(true, |bytes| bytes <= MOST_WRITTEN));
-        // So do long lists of required names.
+        // Long lists of required names are bounded too.
         let names = list(5_000, &|n| json!(format!("a long name of a property: {n}")));
         let parts = list(1_000, &|_| json!({"$ref": "#/$defs/r"}));
         let required = of(json!({"allOf": parts}), json!({"r": {"required": names}}));
         assert!(written(required).map_or(true, |bytes| bytes <= MOST_WRITTEN));
-        // A chain of references needs no stack, and one rule a link.
+        // A chain of references needs no stack, and one rule per link.
         let links = 1_000;
         let link = |n: usize| {
             let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
@@ -330,7 +333,7 @@ mod tests {
         assert!(written(chain).unwrap() > 20 * links);
     }
 
-    /// Cycles end, on the stack of a worker too, and hold one copy of the other keywords.
+    /// Cycles terminate, even on a worker's stack, and contain one copy of the other keywords.
     #[test]
     fn cycles_of_merged_schemas_end() {
         let large: serde_json::Map<String, Value> =
@@ -348,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Whole numbers that no `f64` holds come out as they are asked for.
+    /// Integers beyond `f64` are written exactly.
     #[test]
     fn numbers_of_calls_are_exact() {
         let parameters = json!({"type": "object", "properties": {
@@ -390,7 +393,7 @@ mod tests {
         }
     }
 
-    /// Refuses too many functions and too long schemas in words, before it compares names.
+    /// Too many functions and too long schemas are rejected before their names are compared.
     #[test]
     fn functions_and_schemas_are_bounded() {
         let of = |n: usize| (0..n).map(|i| tool(&format!("f{i}"), Value::Null)).collect::<Vec<_>>();
@@ -400,22 +403,22 @@ mod tests {
             source.err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert_eq!(refused(&of(MOST_TOOLS), None), "");
-        let what = "1001 functions are given, and 1000 are taken at most";
+        let what = "1001 functions are given, more than the limit of 1000";
         assert_eq!(refused(&of(MOST_TOOLS + 1), None), what);
         let long = json!({"type": "object", "description": "x".repeat(MOST_BYTES)});
         for (tools, answer) in [(vec![tool("f", long.clone())], None), (of(1), Some(&long))] {
             let why = refused(&tools, answer);
-            assert!(why.ends_with("and 2097152 are taken at most"), "{why}");
+            assert!(why.ends_with("more than the limit of 2097152"), "{why}");
         }
-        // Lists are bounded where they are read, also those that no call may use.
+        // Lists are limited when they are read, even if no call may use them.
         let list = |n: usize| vec![json!({"type": "x"}); n];
         assert!(check_lists(&list(MOST_TOOLS), &Value::Null).is_ok());
         assert!(check_lists(&list(MOST_TOOLS + 1), &Value::Null).is_err());
         assert!(check_lists(&[], &json!({"x": long})).is_err());
     }
 
-    /// Takes the schemas of public MCP servers and agents, as functions of one request each and as
-    /// functions of a request for each server.
+    /// Accepts the schemas of public MCP servers and agents: each function in its own request, and
+    /// all functions of a server in one request.
     #[test]
     fn schemas_of_public_servers_are_taken() {
         let mut servers: Vec<(String, Vec<Tool>)> = Vec::new();

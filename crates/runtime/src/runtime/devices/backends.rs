@@ -1,8 +1,8 @@
 //! Registry of backends: the only file outside `vulkan` and `npu` that names them.
 //!
-//! A [`Backend`] lists devices that hold layers of a model. The processor is no backend: it is
-//! always there and takes the layers that no device takes. An NPU is none either: it takes
-//! operations off the executor beside it, see [`super::npu`].
+//! A [`Backend`] lists devices that can hold layers of a model. The processor is not a backend: it
+//! is always available and runs the layers that no device runs. An NPU is not one either: it takes
+//! over operations of another executor, see [`super::npu`].
 
 use crate::runtime::Listener;
 use crate::runtime::devices::driver::{self, DriverUse, DriverVerdict};
@@ -34,17 +34,19 @@ pub use gemma_npu::{
 };
 pub use gemma_vulkan::{choose, ranked};
 
-/// A kind of device that holds layers of a model.
+/// A kind of device that can hold layers of a model.
 pub trait Backend: Sync {
     /// Name of the kind, as in `--device NAME:N` and [`DeviceInfo::backend`].
     fn name(&self) -> &'static str;
-    /// Lists the devices of this kind, usable or not. The error says why there are none.
+    /// Lists the devices of this kind, usable or not. The error explains why there are none.
     fn probe(&self) -> Result<Vec<DeviceInfo>>;
-    /// Returns how far a device's driver may be used, from a trial in a child process now or in an
-    /// earlier run.
+    /// Returns how far a device's driver may be used, from a trial in a child process that runs now
+    /// or ran earlier.
     fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict;
-    /// Opens a device as far as its driver may be used. `expected` lists the memory that will be
-    /// allocated, where that is known. With `check`, each result is compared with its scalar twin.
+    /// Opens a device, using its driver as far as allowed.
+    ///
+    /// `expected` lists the allocations to come, if known. With `check`, every result is compared
+    /// with its scalar twin.
     fn open(
         &self,
         device: &DeviceInfo,
@@ -52,11 +54,11 @@ pub trait Backend: Sync {
         check: bool,
         listener: &dyn Listener,
     ) -> Result<Box<dyn Executor>>;
-    /// Returns the rules by which a device takes memory, for plans.
+    /// Returns the allocation rules of a device, for plans.
     fn footprint(&self, device: &DeviceInfo) -> Box<dyn Footprint>;
 }
 
-/// All backends, in the order in which `--device auto` prefers their devices.
+/// All backends, in the order of preference for `--device auto`.
 static BACKENDS: [&dyn Backend; 1] = [&Vulkan];
 
 /// Returns the backend that listed a device.
@@ -65,7 +67,7 @@ pub fn backend_of(device: &DeviceInfo) -> &'static dyn Backend {
     *found.expect("only backends list devices")
 }
 
-/// Lists the devices of all backends. The error is that of the last backend, if none has a device.
+/// Lists the devices of all backends. If there are none, returns the error of the last backend.
 pub fn probe() -> Result<Vec<DeviceInfo>> {
     let mut devices = Vec::new();
     let mut failed = None;
@@ -81,12 +83,12 @@ pub fn probe() -> Result<Vec<DeviceInfo>> {
     }
 }
 
-/// Opens a device for a run without a plan of its memory.
+/// Opens a device for a run without a memory plan.
 pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<Box<dyn Executor>> {
     backend_of(device).open(device, None, false, listener)
 }
 
-/// Returns the rules by which a device, or the processor (`None`), takes memory.
+/// Returns the allocation rules of a device, or of the processor (`None`).
 pub fn footprint(device: Option<&DeviceInfo>) -> Box<dyn Footprint> {
     match device {
         Some(device) => backend_of(device).footprint(device),
@@ -129,7 +131,7 @@ impl Backend for Vulkan {
     }
 }
 
-/// Opens a device as far as its driver came through a trial.
+/// Opens a device, using its driver as far as the trial allows.
 fn open_tried(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
     let verdict = driver::verdict(device, listener);
     if let (DriverUse::NotAtAll, Some(what)) = (verdict.allows, verdict.note(device)) {
@@ -139,18 +141,19 @@ fn open_tried(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExec
     VulkanExecutor::open_for(Choice::Index(device.index), verdict.allows == DriverUse::Whole)
 }
 
-/// Returns the sizes of the allocations that hold these pieces on a device.
+/// Returns the sizes of the device allocations for these pieces.
 pub fn allocations(pieces: &Pieces, device: &DeviceInfo) -> Vec<u64> {
     blocks(pieces, device).concat()
 }
 
-/// Opens a device to quantise with.
+/// Opens a device for quantisation.
 pub fn coding_device(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
     let executor = open_tried(choose(&Vulkan.probe()?, choice)?, listener)?;
     Ok(Arc::new(VulkanCoding::new(executor)?))
 }
 
-/// Opens a device for image towers, and locks it for this process. A model on it shares it.
+/// Opens a device for image towers, and locks it for this process. A model on the same device
+/// shares it.
 pub fn dense_device(
     choice: Choice,
     how: DeviceLock,
@@ -162,7 +165,7 @@ pub fn dense_device(
     Ok(Arc::new(VulkanDense::new(open_tried(device, listener)?)?))
 }
 
-/// Returns whether a device multiplies matrices of int8; `None` before the trial of its driver.
+/// Returns whether a device has int8 matrix instructions; `None` before the trial of its driver.
 pub fn multiplies_matrices(device: &DeviceInfo) -> Option<bool> {
     if !device.offers_matrices {
         return Some(false);
@@ -171,16 +174,18 @@ pub fn multiplies_matrices(device: &DeviceInfo) -> Option<bool> {
     Some(verdict.allows == DriverUse::Whole && verdict.shapes.contains(&SHAPE.to_string()))
 }
 
-/// Runs the trial of a driver if this process was started for one, and returns its output; `None`
-/// otherwise.
+/// Runs the trial of a driver if this process was started for one, and returns its output;
+/// otherwise `None`.
 pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
     let (index, whole) = driver::trial_of(argv)?;
     Some(try_driver(index, whole).map(|shapes| serde_json::json!(shapes).to_string()))
 }
 
-/// Queries a device's matrix shapes, if `whole`, and computes passes of a small model on it. Its
-/// kernels move values between the lanes of a subgroup, share memory, count workgroups, and
-/// multiply matrices where there are instructions for that. Returns the shapes.
+/// Queries a device's matrix shapes, if `whole`, and runs passes of a small model on it. Returns
+/// the shapes.
+///
+/// Its kernels exchange values between subgroup lanes, use shared memory, count workgroups, and
+/// multiply matrices if there are instructions for it.
 fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
     match testing::fault(testing::TRIAL).as_deref() {
         Some("abort") => std::process::abort(),

@@ -1,11 +1,11 @@
-//! Trials of GPU drivers. A child process tries a driver before its first use, since some drivers
+//! Trials of GPU drivers. A child process tries a driver before its first use, because some drivers
 //! crash or hang.
 //!
-//! The child tries a driver with its matrix instructions, and if that fails without. A driver is
-//! used in the first way that the child came through, else not at all.
+//! The child first tries the driver with matrix instructions, and if that fails, without. The first
+//! successful mode is used; otherwise the driver is not used.
 //!
-//! The cache keeps the outcome by the device's identity, so that a trial is made once. An outcome
-//! such as too little memory is not kept: the run itself meets and reports it.
+//! The result is cached by the device's identity, so that each driver is tried once. Temporary
+//! results, such as too little memory, are not cached: the run itself reports the error.
 
 use crate::runtime::Listener;
 use anyhow::{Result, ensure};
@@ -24,21 +24,21 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// First argument of a child process that tries a driver; `whole` or `plain` and the device's
-/// number follow.
+/// First argument of a child process that tries a driver; followed by `whole` or `plain`, and the
+/// device's index.
 const TRY: &str = "--try-driver";
-/// Seconds that a child may take. A GPU's kernels compile in a few seconds, or wait for another
-/// program's. A driver on the processor is slower.
+/// Time limits of a child in seconds. A GPU's kernels compile in a few seconds, or wait for those
+/// of another program. A driver on the processor is slower.
 const SECONDS: f64 = 60.0;
 const SECONDS_OF_CPU: f64 = 600.0;
-/// Interval at which a child is polled.
+/// Polling interval of a child.
 const LOOK: Duration = Duration::from_millis(5);
-/// Version of the file's shape.
+/// Version of the file format.
 const VERSION: u32 = 1;
-/// Most bytes of a verdict's file. This program writes no larger ones.
+/// Most bytes of a verdict's file.
 const LARGEST: u64 = 1 << 16;
 
-/// How far a driver is used.
+/// Functions of a driver that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DriverUse {
@@ -47,21 +47,21 @@ pub enum DriverUse {
     NotAtAll,
 }
 
-/// Outcome of a trial.
+/// Result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverVerdict {
     pub allows: DriverUse,
-    /// How the child ended that tried more than is used.
+    /// How the child ended when it tried more than is allowed.
     pub why: Option<String>,
-    /// Shapes of int8 matrices that the device lists.
+    /// Int8 matrix shapes that the device lists.
     pub shapes: Vec<String>,
-    /// File that keeps the verdict; `None` where it may come out differently next time.
+    /// File that stores the verdict; `None` if the next trial may have another result.
     #[serde(skip)]
     pub file: Option<PathBuf>,
 }
 
 impl DriverVerdict {
-    /// Returns a note for the user about a driver that is not used whole.
+    /// Returns a note for the user about a driver that is not fully used.
     pub fn note(&self, device: &DeviceInfo) -> Option<String> {
         let why = self.why.as_deref().unwrap_or_default();
         let name = &device.name;
@@ -75,7 +75,7 @@ impl DriverVerdict {
         }
     }
 
-    /// Returns the remedy for that.
+    /// Returns the remedy for that note.
     pub fn remedy(&self) -> String {
         let again = self
             .file
@@ -93,8 +93,7 @@ pub fn known(device: &DeviceInfo) -> Option<DriverVerdict> {
 /// Verdicts that this process knows, by key.
 static KNOWN: Mutex<Option<HashMap<String, DriverVerdict>>> = Mutex::new(None);
 
-/// Returns how far a device's driver is used, from an earlier trial or from one that is made now
-/// and reported.
+/// Returns how far a device's driver is used. If there is no earlier trial, runs and reports one.
 pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
     let kept = VerdictFile::of(&device.identity, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
@@ -112,7 +111,8 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
         let mut verdict =
             judge(device.offers_matrices, |whole| try_in_child(device.index, whole, patience));
         kept.save(&mut verdict);
-        // A driver that is not used at all is an error of the caller's, with the same words.
+        // A driver that cannot be used at all is reported by the caller as an error with the same
+        // text.
         if let (DriverUse::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
             listener.note(&note);
         }
@@ -125,16 +125,16 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
 /// How a child process ended.
 #[derive(Debug)]
 enum ChildEnd {
-    /// It came through, with the shapes of matrices that the device lists.
+    /// Success, with the matrix shapes that the device lists.
     Through(Vec<String>),
-    /// By the driver's fault, in words.
+    /// Failure caused by the driver, with a description.
     Fatal(String),
-    /// Otherwise, in words: nothing is known of the driver.
+    /// Other failure, with a description: says nothing about the driver.
     Unknown(String),
 }
 
-/// Applies the rule. `try_child` tries the driver with matrix instructions (true) or without. The
-/// verdict's `file` is empty, but not `None`, where it should be kept.
+/// Decides the verdict. `try_child` tries the driver with matrix instructions (true) or without. In
+/// the verdict, `file` is empty, but not `None`, if it should be stored.
 fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> DriverVerdict {
     let mut verdict = DriverVerdict {
         allows: DriverUse::NotAtAll,
@@ -150,7 +150,7 @@ fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> 
             ChildEnd::Fatal(why) => {
                 verdict = DriverVerdict { allows: DriverUse::NotAtAll, why: Some(why), ..verdict }
             }
-            // The run will meet the same error, or none.
+            // The run itself will encounter the same error, or none.
             ChildEnd::Unknown(why) => {
                 verdict = DriverVerdict { allows, why: Some(why), file: None, ..verdict }
             }
@@ -168,10 +168,10 @@ fn try_in_child(index: usize, whole: bool, patience: f64) -> ChildEnd {
     }
 }
 
-/// Runs a child process, but not longer than `patience` seconds.
+/// Runs a child process with a time limit of `patience` seconds.
 fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let unknown = |what: &str, e: std::io::Error| ChildEnd::Unknown(format!("{what}: {e}"));
-    // Messages that a driver prints are not shown.
+    // Messages printed by the driver are not shown.
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = match started {
         Ok(child) => child,
@@ -193,7 +193,8 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
             Ok(Some(status)) if !(has_output && is_open) => break status,
             Ok(None) if start.elapsed().as_secs_f64() > patience => {
                 let _ = child.kill();
-                // One that waits in the kernel ends later, or never: only a thread waits for it.
+                // A child that waits in the kernel may end later or never, so a thread waits for
+                // it.
                 let _ = std::thread::Builder::new().spawn(move || child.wait());
                 return ChildEnd::Fatal(format!("did not end within {patience} s"));
             }
@@ -203,7 +204,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
         }
     };
     let report = || {
-        // A driver may print too: the report is the last line.
+        // The driver may print too, so the report is the last line.
         let printed = String::from_utf8_lossy(&printed);
         match printed.lines().last().map(serde_json::from_str) {
             Some(Ok(shapes)) => ChildEnd::Through(shapes),
@@ -213,7 +214,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     ending(status).unwrap_or_else(report)
 }
 
-/// Returns how a child ended; `None` where it ended well.
+/// Returns how a child ended; `None` on success.
 fn ending(status: ExitStatus) -> Option<ChildEnd> {
     match Exit::of_status(status) {
         Exit::Code(0) => None,
@@ -237,34 +238,33 @@ struct Content {
 }
 
 impl VerdictFile {
-    /// Names the file of a device by its [identity](DeviceInfo::identity).
+    /// Returns the file of a device by its [identity](DeviceInfo::identity).
     pub fn of(identity: &str, directory: Option<PathBuf>) -> VerdictFile {
         let digest = hex(&Sha256::digest(identity)[..8]);
         let path = directory.map(|d| d.join(format!("driver-{digest}.json")));
         VerdictFile { path, key: identity.to_owned() }
     }
 
-    /// Returns the path of the file; `None` without a cache.
+    /// Returns the path of the file; `None` without a cache directory.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Reads the verdict of an earlier trial. A file that is damaged or of something else counts as
-    /// none.
+    /// Reads the verdict of an earlier trial. Returns `None` for a damaged or unrelated file.
     pub fn load(&self) -> Option<DriverVerdict> {
         let path = self.path.as_ref()?;
         let read = || -> Result<DriverVerdict> {
             let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
             ensure!(
                 content.v == VERSION && content.key == self.key,
-                "it belongs to something else"
+                "it belongs to another device or driver"
             );
             Ok(DriverVerdict { file: Some(path.clone()), ..content.verdict })
         };
         read().ok()
     }
 
-    /// Keeps a verdict that should be kept. Where that fails, the next run makes the trial again.
+    /// Stores a verdict if it should be stored. If that fails, the next run repeats the trial.
     fn save(&self, verdict: &mut DriverVerdict) {
         let keep = verdict.file.take().and(self.path.as_ref());
         let content = Content { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
@@ -277,8 +277,8 @@ impl VerdictFile {
     }
 }
 
-/// Returns the device's index, and whether its matrix instructions are tried, if this process was
-/// started for the trial of a driver.
+/// Returns the device's index, and whether to try its matrix instructions, if this process was
+/// started to try a driver.
 pub fn trial_of(argv: &[OsString]) -> Option<(usize, bool)> {
     let [_, option, how, index] = argv else { return None };
     let index = index.to_str().and_then(|i| i.parse().ok()).filter(|_| option == TRY)?;
@@ -301,7 +301,7 @@ mod tests {
         command
     }
 
-    /// Returns the use of a device whose trials end like this, and whether the verdict is kept.
+    /// Returns the allowed use for these ends of trials, and whether the verdict is stored.
     fn judged(
         offers: bool,
         trial_with: fn() -> ChildEnd,
@@ -319,7 +319,7 @@ mod tests {
             || ChildEnd::Fatal("was ended by signal 6".into()),
             || ChildEnd::Unknown("failed".into()),
         ];
-        // Without matrices there is nothing to leave out, and so no second child.
+        // Without matrix instructions there is no second mode, so no second child.
         let none = || -> ChildEnd { unreachable!() };
         assert_eq!(judged(false, well, none), (DriverUse::Whole, true));
         assert_eq!(judged(false, died, none), (DriverUse::NotAtAll, true));
@@ -327,14 +327,14 @@ mod tests {
         assert_eq!(judged(true, well, none), (DriverUse::Whole, true));
         assert_eq!(judged(true, died, well), (DriverUse::WithoutMatrices, true));
         assert_eq!(judged(true, died, died), (DriverUse::NotAtAll, true));
-        // An error is the run's to meet, and the next run's to try again.
+        // An error is reported by the run, and the next run tries again.
         assert_eq!(judged(true, erred, well), (DriverUse::WithoutMatrices, false));
         assert_eq!(judged(true, erred, erred), (DriverUse::WithoutMatrices, false));
         assert_eq!(judged(true, died, erred), (DriverUse::WithoutMatrices, false));
         assert_eq!(judged(true, erred, died), (DriverUse::NotAtAll, false));
     }
 
-    // The children of these two tests are scripts.
+    // The children of these two tests are shell scripts.
     #[cfg(unix)]
     #[test]
     fn children_end_in_a_report_by_the_drivers_fault_or_otherwise() {
@@ -347,7 +347,7 @@ mod tests {
             end(r#"echo the driver says hello; echo '["16x16x16", "16x8x32"]'"#),
             "through 16x16x16 16x8x32"
         );
-        // More than a pipe holds.
+        // More output than a pipe holds.
         let much = "head -c 300000 /dev/zero | tr '\\0' 'x'; echo; echo '[\"1x2x3\"]'";
         assert_eq!(end(much), "through 1x2x3");
         for (signal, number) in [("ABRT", 6), ("SEGV", 11), ("ILL", 4)] {
@@ -414,7 +414,7 @@ mod tests {
                 .remedy()
                 .contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display()))
         );
-        // An unknown end is not kept, and without a directory no verdict is.
+        // An unknown end is not stored. Without a directory, no verdict is stored.
         let mut verdict = judged(|| ChildEnd::Unknown("failed".into()));
         kept("nvidia").save(&mut verdict);
         assert_eq!((verdict.file, kept("nvidia").load()), (None, None));
@@ -464,7 +464,7 @@ mod tests {
                 String::from_utf8_lossy(&bytes[..bytes.len().min(200)])
             );
         }
-        // A trial then writes it anew.
+        // A trial then rewrites it.
         kept.save(&mut judge(true, |_| through(&["16x16x16"])));
         assert_eq!(std::fs::read(&path).unwrap(), good);
     }

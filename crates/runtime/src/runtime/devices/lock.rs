@@ -1,9 +1,9 @@
-//! Lock on a GPU: one process at a time. Two processes that load at once would each take the memory
-//! that the other counted on.
+//! Lock on a GPU: one process at a time. Two processes that load at the same time would each use
+//! the memory that the other one counted on.
 //!
-//! A lock is between the processes of one user, since any user could hold a shared file for good.
-//! Processes of two users load beside each other. The one that finds too little memory ends with
-//! exit code 5.
+//! A lock only works between processes of one user, because any user could hold a shared file
+//! forever. Processes of different users load concurrently. If one finds too little memory, it ends
+//! with exit code 5.
 
 use crate::runtime::Listener;
 use anyhow::{Context, Result};
@@ -18,19 +18,19 @@ use std::sync::Mutex;
 /// `--device-lock`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceLock {
-    /// Until the other one has ended
+    /// Wait until the other process has ended
     #[default]
     Wait,
-    /// Not at all: exit 4
+    /// Fail with exit code 4
     Fail,
-    /// Both run
+    /// Run both processes
     Off,
 }
 
 /// Locks that this process holds until it ends or calls [`release`], by file.
 static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
-/// Takes the device of this name and number for this process, unless it has it already.
+/// Locks the device with this name and index for this process, unless already locked.
 pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listener) -> Result<()> {
     if how == DeviceLock::Off {
         return Ok(());
@@ -46,15 +46,15 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     Ok(())
 }
 
-/// Gives back all devices. No model of this process may be on one.
+/// Releases all devices. No model of this process may be on one.
 pub fn release() {
     HELD.lock().expect("no thread panics while it holds this").clear();
 }
 
-/// Locks `path`, which holds the number of the process that locked it last.
+/// Locks `path`. The file holds the id of the process that locked it last.
 fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Result<File> {
     let failed = || cannot_lock(path);
-    // The file stays when the process ends: another one may be waiting for this very inode.
+    // The file is kept when the process ends, because another process may be waiting on this inode.
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     let mut file = os::open_no_link(&mut options, path).with_context(failed)?;
@@ -62,7 +62,7 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut number = String::new();
-            // The process that just took the lock may not have written its number.
+            // A process that has just taken the lock may not have written its id yet.
             let _ = (&file).take(20).read_to_string(&mut number);
             let other = match number.trim().parse::<u32>() {
                 Ok(number) => format!("process {number} is using {name}"),
@@ -71,18 +71,18 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
             if how == DeviceLock::Fail {
                 let fault = Fault::new(Kind::Device, other);
                 return Err(fault
-                    .help("--device-lock wait waits for it, off runs beside it")
+                    .help("--device-lock wait waits for it, off runs at the same time")
                     .into());
             }
             listener.note(&format!(
-                "{other}: waiting for it to end (--device-lock off runs beside it; the lock is {})",
+                "{other}: waiting for it to end (--device-lock off does not wait; the lock is {})",
                 path.display()
             ));
             os::lock(&file).with_context(failed)?;
         }
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     }
-    // Only for the message above.
+    // Only used for the message above.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }
@@ -92,8 +92,8 @@ fn cannot_lock(path: &Path) -> Fault {
         .help("--device-lock off uses the device without a lock")
 }
 
-/// Returns a directory in which this user alone may make files: `$XDG_RUNTIME_DIR`, or `gemma-UID`
-/// among the temporary files.
+/// Returns a directory where only this user can create files: `$XDG_RUNTIME_DIR`, or `gemma-UID` in
+/// the temporary directory.
 fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
     let is_private = |directory: &PathBuf| os::is_private_directory(directory).unwrap_or(false);
     if let Some(runtime) = runtime.filter(is_private) {
@@ -115,7 +115,7 @@ fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Returns the file that stands for a device.
+/// Returns the lock file of a device.
 pub fn file(directory: &Path, name: &str, index: usize) -> PathBuf {
     let clean: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -128,7 +128,7 @@ mod tests {
     use crate::runtime::Silence;
     use gemma_base::error::fault_of;
 
-    /// Access rights of others are not read on Windows.
+    /// Access rights of others are not checked on Windows.
     #[cfg(unix)]
     #[test]
     fn locks_lie_where_no_other_user_may_write() {

@@ -1,4 +1,4 @@
-//! A small made-up model, with which a driver or a device is tried.
+//! A small random model for trials of a driver or device.
 
 use anyhow::Result;
 use gemma_base::tensor::{Format, Token};
@@ -9,7 +9,7 @@ use serde_json::json;
 /// Positions of the small model's context.
 pub const CONTEXT: usize = 256;
 
-/// Returns a made-up model of two layers, one of which sees the whole context.
+/// Returns a random model of two layers, one of them global.
 pub fn model() -> Result<Weights> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -25,7 +25,7 @@ pub fn model() -> Result<Weights> {
     Ok(Weights::synthetic(Config::from_json(&config)?, format, 1))
 }
 
-/// Runs passes of one row and of several.
+/// Runs passes with one row and with several rows.
 pub fn run_passes(engine: &mut dyn Engine) -> Result<()> {
     let mut scores = Scores::default();
     for rows in [1u32, 9] {

@@ -1,8 +1,8 @@
-//! How fast the processor reads memory, measured and remembered.
+//! The processor's memory read speed: measured and cached.
 //!
-//! Other programs only make a measurement slower, so the fastest one of the last weeks counts. It
-//! is kept in `memory-speed.json` in the cache directory. A file that is damaged, of another
-//! processor or of another number of threads is ignored and replaced.
+//! Other programs only make a measurement slower, so the fastest one of the last weeks is used. It
+//! is stored in `memory-speed.json` in the cache directory. A file that is damaged, or of another
+//! processor or thread count, is ignored and replaced.
 
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::cpu::bandwidth::{probe_bytes, read_bandwidth};
@@ -13,28 +13,28 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Larger files were not written by this program.
+/// Most bytes of a valid file.
 const LARGEST: u64 = 1 << 12;
-/// Memory may be changed, so that nothing is remembered for longer.
+/// Age after which a stored speed is ignored, because the memory may have been changed.
 const LONGEST: Duration = Duration::from_secs(60 * 60 * 24 * 30);
-/// A measurement below this share of the remembered one was disturbed, or the memory was changed.
+/// Below this share of the stored speed, a measurement was disturbed, or the memory was changed.
 const DISTURBED: f64 = 0.85;
 
-/// Rounds of the first measurement, so that not all of them meet the same other program.
+/// Rounds of the first measurement, spread over time to avoid a temporary disturbance.
 const ROUNDS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Origin of a speed that another program keeps from being measured now.
+/// Origin of a stored speed that is faster than the present measurement.
 const REMEMBERED: &str = "measured earlier";
-/// Origin of a speed that other programs may have lowered.
+/// Origin of a speed that other programs may have reduced.
 pub const BUSY: &str = "measured while other programs ran";
 
-/// Reading speed of a memory.
+/// Read speed of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Speed {
-    /// 1e9 bytes a second.
+    /// In 1e9 bytes per second.
     pub gb_per_s: f64,
-    /// `measured`, perhaps with a reservation, `assumed` or `given`.
+    /// Origin: `measured`, possibly with a qualification, `assumed` or `given`.
     pub how: &'static str,
     /// Seconds since an earlier measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,7 +46,7 @@ impl Speed {
         Speed { gb_per_s, how, age_s: None }
     }
 
-    /// Returns the origin in words.
+    /// Describes the origin.
     pub fn origin(&self) -> String {
         let Some(age) = self.age_s else { return self.how.to_owned() };
         let ago = match age {
@@ -60,20 +60,20 @@ impl Speed {
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Kept {
-    /// The processor and its threads.
+    /// Processor and number of threads.
     machine: String,
     gb_per_s: f64,
-    /// Whether other programs ran.
+    /// Whether other programs were running.
     #[serde(default)]
     busy: bool,
 }
 
-/// Returns the speed at which the pool's threads read memory together. It is measured now, unless
-/// an earlier measurement was faster.
+/// Returns the combined read speed of the pool's threads. Measures it now, but prefers a faster
+/// earlier measurement.
 pub fn memory_speed(pool: &Pool) -> Speed {
     let processor = machine::processor_name();
     let processor = processor.as_deref().unwrap_or(std::env::consts::ARCH);
-    // Earlier versions kept the speed of a buffer that caches could hold a part of.
+    // Earlier versions stored the speed of a buffer that partly fit in caches.
     let machine = format!("{processor}, {} threads, beyond the caches", pool.threads());
     let file = xdg::cache().map(|directory| directory.join("memory-speed.json"));
     let kept = file.as_deref().and_then(|file| kept(file, &machine, SystemTime::now()));
@@ -89,13 +89,13 @@ pub fn memory_speed(pool: &Pool) -> Speed {
     let speed = best(measured, kept.as_ref(), is_busy);
     if let Some(file) = file.filter(|_| is_news(measured, kept.as_ref(), is_busy)) {
         let kept = Kept { machine, gb_per_s: measured, busy: is_busy };
-        // Without the file each run measures for itself.
+        // If the file cannot be written, every run measures again.
         let _ = serde_json::to_vec(&kept).map(|bytes| write_whole(&file, &bytes));
     }
     speed
 }
 
-/// Returns the faster one of a measurement, on a machine that may be busy, and a remembered one.
+/// Returns the faster of the present measurement and a stored one.
 fn best(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> Speed {
     let now = if is_busy { BUSY } else { "measured" };
     match kept {
@@ -110,8 +110,8 @@ fn best(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> Speed 
     }
 }
 
-/// Returns whether a measurement is to be remembered: it is faster, or was not disturbed where the
-/// earlier one was.
+/// Returns whether to store a measurement: it is faster, or undisturbed while the stored one was
+/// not.
 fn is_news(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> bool {
     kept.is_none_or(|(kept, _)| {
         let is_surer = kept.busy && !is_busy && measured >= DISTURBED * kept.gb_per_s;
@@ -119,7 +119,7 @@ fn is_news(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> boo
     })
 }
 
-/// Reads what an earlier run measured on this machine, and how long ago.
+/// Reads the stored measurement of this machine and its age.
 fn kept(file: &Path, machine: &str, now: SystemTime) -> Option<(Kept, Duration)> {
     let written = std::fs::metadata(file).ok()?.modified().ok()?;
     let kept: Kept = serde_json::from_slice(&read_regular(file, LARGEST).ok()?).ok()?;

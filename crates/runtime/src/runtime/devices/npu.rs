@@ -1,4 +1,4 @@
-//! `--npu`: whether an NPU takes part, and its report.
+//! `--npu`: decides whether an NPU is used, and reports its work.
 
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;
@@ -11,30 +11,30 @@ use gemma_base::error::Fault;
 use gemma_model::engine::Engine;
 use gemma_model::models::Config;
 
-/// Returns the error for an NPU where several texts share passes.
+/// Returns the error for an NPU when several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
     let fault =
-        Fault::usage("the NPU works for one text at a time, and --parallel answers several");
+        Fault::usage("the NPU works for one text at a time, but --parallel answers several");
     fault.help("leave out --npu or --parallel").into()
 }
 
-/// Reports in one line why an NPU was given up.
+/// Reports in one line why an NPU was disabled.
 pub fn say(engine: &dyn Engine, listener: &dyn Listener) {
     if let Some(why) = report(engine).and_then(|r| r.given_up) {
         listener.note(&format!(
-            "the NPU was given up, and the other device computed all attention: {why}"
+            "the NPU was given up, so the other device computed all attention: {why}"
         ));
     }
 }
 
-/// Returns the report of an NPU beside an engine's device, if one takes part.
+/// Returns the report of an NPU next to an engine's device, if one is used.
 pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
     engine.report().executor.and_then(|executor| executor.assist)
 }
 
-/// Puts an NPU beside `executor` where `--npu` and the prediction say so. An obstacle is reported
-/// in one line, and the executor goes on alone.
-pub fn beside(
+/// Wraps `executor` with an NPU if `--npu` and the prediction allow it. A problem is reported in
+/// one line, and the executor runs without an NPU.
+pub fn wrap(
     executor: Box<dyn Executor>,
     mode: Npu,
     config: &Config,
@@ -49,8 +49,8 @@ pub fn beside(
     if is_split {
         if is_required {
             listener.note(
-                "running without the NPU: it works beside one device, \
-                not where layers are spread over two",
+                "running without the NPU: it works next to a single device, \
+                not with layers spread over two",
             );
         }
         return Ok(executor);
@@ -64,7 +64,7 @@ pub fn beside(
     Ok(executor)
 }
 
-/// The NPU behind this interface.
+/// The NPU implementation.
 #[cfg(all(unix, feature = "npu"))]
 mod device {
     use crate::runtime::devices::backends::{
@@ -74,8 +74,8 @@ mod device {
     use gemma_base::compute::{Executor, KvFormat};
     use gemma_model::models::{Config, LayerSpec};
 
-    /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they
-    /// are alike.
+    /// Returns the attention dimensions of a model's global layers. The NPU requires that they are
+    /// equal.
     pub fn dims(config: &Config) -> Result<NpuDims> {
         let of_layer = |layer: &LayerSpec| NpuDims {
             n_heads: layer.n_heads,
@@ -106,8 +106,8 @@ mod device {
         }
     }
 
-    /// Puts an NPU beside `executor` if it works and is predicted to pay. Returns the reason in
-    /// words.
+    /// Wraps `executor` with an NPU if it works and is predicted to be faster. Also returns the
+    /// reason for the decision, or for the failure.
     pub fn attach(
         mut executor: Box<dyn Executor>,
         mode: Npu,
@@ -125,8 +125,8 @@ mod device {
         }
     }
 
-    /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU
-    /// takes run without.
+    /// Wraps `executor` with an NPU that only counts memory, for plans. Returns it unchanged for
+    /// models that the NPU does not support.
     pub fn counted(executor: Box<dyn Executor>, config: &Config) -> Box<dyn Executor> {
         match dims(config).and_then(|dims| Ok((dims, FlashPartial::dry(dims)?))) {
             Ok((dims, npu)) => Box::new(OffloadExecutor::new(executor, npu, dims, 256)),
@@ -134,7 +134,7 @@ mod device {
         }
     }
 
-    /// Returns why no NPU takes a model; `None` if one does.
+    /// Returns why the NPU does not support a model; `None` if it does.
     pub fn refusal(config: &Config) -> Option<String> {
         dims(config).and_then(|dims| dims.shape()).err().map(|why| why.to_string())
     }

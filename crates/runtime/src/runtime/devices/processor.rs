@@ -1,4 +1,4 @@
-//! The processor and its memory, as this process may use them.
+//! The processor and memory available to this process.
 
 use super::memory_speed::memory_speed;
 use anyhow::Result;
@@ -11,13 +11,13 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub struct Cpu {
     pub name: String,
-    /// Threads that may run here (cgroup and affinity counted).
+    /// Threads available here (respecting cgroup and affinity).
     pub threads: usize,
-    /// Instruction sets that kernels exist for, slowest first; the last is chosen.
+    /// Supported instruction sets with kernels, slowest first; the last is used.
     pub instruction_sets: Vec<String>,
     pub memory_bytes: Option<u64>,
     pub memory_available_bytes: Option<u64>,
-    /// Measured reading speed of all threads together, 1e9 bytes a second: the roof of decoding.
+    /// Measured read speed of all threads together in 1e9 bytes per second, which limits decoding.
     pub read_gb_per_s: f64,
     /// Origin of that speed.
     pub read_how: String,
@@ -39,12 +39,12 @@ impl Cpu {
     }
 }
 
-/// Returns the processor's name, or that of its architecture.
+/// Returns the processor's name, or else its architecture.
 pub fn name() -> String {
     machine::processor_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Returns all threads that this process may use.
+/// Returns the number of threads that this process may use.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }

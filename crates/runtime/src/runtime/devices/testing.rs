@@ -1,4 +1,4 @@
-//! Devices that tests make up.
+//! Fictitious devices for tests.
 
 use gemma_base::compute::DeviceInfo;
 
@@ -7,7 +7,7 @@ pub fn laptop_gpu() -> DeviceInfo {
     gpu("AMD Radeon 780M", 21_000_000_000)
 }
 
-/// Returns the same by another name and with other memory.
+/// Returns a similar GPU with another name and memory size.
 pub fn gpu(name: &str, memory: u64) -> DeviceInfo {
     DeviceInfo {
         backend: "vulkan",

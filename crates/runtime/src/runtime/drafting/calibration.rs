@@ -1,4 +1,4 @@
-//! Costs of a target's passes on this machine, before and after a run.
+//! Costs of a target's passes on this machine, loaded before a run and saved after it.
 
 use crate::draft::DraftFigures;
 use crate::runtime::drafting::Drafting;
@@ -8,14 +8,14 @@ use crate::runtime::options::{DraftFrom, DraftingOptions, Kv};
 use crate::runtime::{Listener, Model};
 use anyhow::Result;
 
-/// Costs of a target's passes, and the file that keeps them.
+/// Costs of a target's passes, and the file that stores them.
 pub struct Calibration {
     pub passes: Passes,
     file: CostFile,
 }
 
 impl Calibration {
-    /// Reads the costs of an earlier run, or measures them. Does neither where nothing is drafted.
+    /// Loads the costs of an earlier run, or measures them. Does neither if drafting is off.
     pub fn of(
         model: &Model,
         kv: Kv,
@@ -34,8 +34,7 @@ impl Calibration {
         Ok(Calibration { passes, file })
     }
 
-    /// Saves what passes cost, for the next run. A failure to save is a note, and no failure of the
-    /// run.
+    /// Saves the measured costs for the next run. If that fails, only reports a note.
     pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> DraftFigures {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);

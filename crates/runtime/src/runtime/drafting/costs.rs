@@ -1,9 +1,9 @@
 //! Costs of passes on this machine. They are measured when a model first runs on a device, refined
-//! by every text, and kept between runs.
+//! by every text, and stored between runs.
 //!
-//! Each model and device has a JSON file under `$XDG_CACHE_HOME/gemma`, written whole or not at
-//! all. A file that is damaged, of another version or of something else is ignored and measured
-//! again. It affects speed only.
+//! Each model and device has a JSON file under `$XDG_CACHE_HOME/gemma`, written atomically. A file
+//! that is damaged, unrelated or of another version is ignored, and the costs are measured again.
+//! The costs only affect speed.
 
 use crate::draft::{CostCurve, Costs, DraftFigures, Habits};
 use crate::runtime::load::Loaded;
@@ -18,26 +18,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Version of the file's shape.
+/// Version of the file format.
 const VERSION: u32 = 1;
-/// Larger files were not written by this program.
+/// Most bytes of a valid file.
 const LARGEST: u64 = 1 << 20;
-/// Files that are kept, the latest ones: each is of a model, a device and a number of threads.
+/// Most files to keep, newest first: one per model, device and number of threads.
 const MOST_FILES: usize = 64;
-/// Draft models whose habits are kept.
+/// Most draft models with stored habits.
 const MOST_HABITS: usize = 32;
-/// Seconds that first passes may take before the first text, kernels compiled in them, and that the
-/// timed ones may; what is left then is estimated.
+/// Seconds allowed for warm-up passes before the first text, including kernel compilation, and for
+/// timed passes. Sizes beyond these limits are estimated.
 const WARMING: f32 = 8.0;
 const PATIENCE: f32 = 1.5;
-/// Times that each size is timed, as far as that goes.
+/// Most timed runs per size.
 const RUNS: usize = 5;
-/// Costs that an earlier run has kept are measured again where a pass over one row takes less than
-/// this: it takes no time, and what was kept may come from a busy moment.
+/// If a pass over one row takes less than this, stored costs are measured again. This is quick, and
+/// the stored costs may come from a busy moment.
 const QUICK: f32 = 0.01;
-/// Best tokens of a row that a round asks for, about.
+/// Approximate number of best tokens that a round requests per row.
 const LISTED: usize = 64;
-/// Rows of the passes measured, in this order: the first two tell most.
+/// Row counts of the measured passes, in this order: the first two are the most informative.
 const SIZES: [usize; 6] = [1, ALWAYS, 2, 4, 16, 32];
 const ALWAYS: usize = 8;
 
@@ -45,9 +45,9 @@ const ALWAYS: usize = 8;
 #[derive(Clone, Debug)]
 pub struct Passes {
     pub costs: Costs,
-    /// Measurements of drafting on earlier texts, by draft model.
+    /// Measurements of drafting in earlier texts, by draft model.
     pub habits: BTreeMap<String, Habits>,
-    /// The GPU that runs the target, or a part of it.
+    /// The GPU that runs the target or part of it.
     pub device: Option<DeviceInfo>,
 }
 
@@ -57,7 +57,7 @@ impl Passes {
         Passes { costs: Costs::default(), habits: BTreeMap::new(), device: None }
     }
 
-    /// Returns the seconds of a pass over one row, at the shortest context that is known.
+    /// Returns the seconds of a pass over one row, at the shortest known context.
     pub fn plain(&self) -> f32 {
         self.costs.known().next().map_or(0.0, |(_, curve)| curve.cost(1))
     }
@@ -69,7 +69,8 @@ impl Passes {
         Ok(Passes { costs, habits: BTreeMap::new(), device: loaded.device.clone() })
     }
 
-    /// Reads the costs of an earlier run, or measures them. The note says why a file was not used.
+    /// Loads the costs of an earlier run, or measures them. The note explains why a file was not
+    /// used.
     pub fn kept_or_measured(
         loaded: &mut Loaded,
         file: &CostFile,
@@ -88,9 +89,9 @@ impl Passes {
     }
 }
 
-/// File of the costs of one model on one device.
+/// The file of costs of one model on one device.
 pub struct CostFile {
-    /// `None` without a home.
+    /// `None` without a home directory.
     path: Option<PathBuf>,
     key: String,
 }
@@ -99,7 +100,7 @@ pub struct CostFile {
 struct Kept {
     v: u32,
     key: String,
-    /// Seconds by rows from 1 on, by range of context.
+    /// Seconds by number of rows from 1 upwards, by context range.
     costs: BTreeMap<usize, Vec<f32>>,
     habits: BTreeMap<String, KeptHabits>,
 }
@@ -111,13 +112,13 @@ struct KeptHabits {
 }
 
 impl CostFile {
-    /// Names the file. `model` identifies the weights; `device` is the engine's description, which
-    /// names device, driver and threads.
+    /// Returns the file. `model` identifies the weights. `device` is the engine's description:
+    /// device, driver and threads.
     pub fn new(model: &[u8], device: &str, kv: &str) -> CostFile {
         Self::within(xdg::cache(), model, device, kv)
     }
 
-    /// Names the file in another directory.
+    /// Returns the file in another directory.
     pub fn within(directory: Option<PathBuf>, model: &[u8], device: &str, kv: &str) -> CostFile {
         let key = format!("{} {} kv {kv} on {device}", env!("CARGO_PKG_VERSION"), hex(model));
         let name = hex(&Sha256::digest(&key)[..8]);
@@ -128,18 +129,21 @@ impl CostFile {
         self.path.as_deref()
     }
 
-    /// Returns the key that the file must have.
+    /// Returns the key that the file must contain.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Reads the file; `None` where there is none.
+    /// Reads the file; `None` if there is none.
     pub fn load(&self) -> Result<Option<(Costs, BTreeMap<String, Habits>)>> {
         let Some(path) = self.path.as_ref().filter(|p| p.exists()) else { return Ok(None) };
         let read = || -> Result<(Costs, BTreeMap<String, Habits>)> {
             let kept: Kept =
                 serde_json::from_slice(&read_regular(path, LARGEST)?).context("it is damaged")?;
-            ensure!(kept.v == VERSION && kept.key == self.key, "it belongs to something else");
+            ensure!(
+                kept.v == VERSION && kept.key == self.key,
+                "it belongs to another model or device"
+            );
             let curve = |seconds| {
                 CostCurve::restored(seconds)
                     .context("it is damaged: one of its costs is not a time")
@@ -183,8 +187,8 @@ impl CostFile {
     }
 }
 
-/// Returns the seconds that a pass over one row takes, for a start: the first round of drafts has
-/// to know what it spends.
+/// Measures the approximate seconds of a pass over one row: the first round of drafts needs a cost
+/// estimate.
 pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     let mut scores = Scores::default();
     let mut best = f32::INFINITY;
@@ -196,8 +200,8 @@ pub fn one_row(engine: &mut dyn Engine) -> Result<f32> {
     Ok(best)
 }
 
-/// Measures the seconds of the engine's passes by their rows, as rounds will have them: the best
-/// tokens of each row listed where the engine does.
+/// Measures the seconds of the engine's passes by number of rows, like in rounds: with lists of the
+/// best tokens if the engine supports them.
 fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     let mut scores = Scores::default();
     let room = engine.context(0).saturating_sub(engine.position(0)).min(engine.info().max_rows);
@@ -210,18 +214,18 @@ fn cost_curve(engine: &mut dyn Engine) -> Result<CostCurve> {
     })
 }
 
-/// Makes the curve with `pass`, a function that makes a pass over so many rows and returns its
-/// seconds. One row and [`ALWAYS`] are measured on any device, the other sizes as far as
-/// [`WARMING`] and [`PATIENCE`] go. Other sizes are on a line with their neighbours.
+/// Builds the curve with `pass`, which runs a pass over a number of rows and returns its seconds.
 ///
-/// The first pass of a size, which may compile its kernels and touch its memory, does not count.
-/// Then all sizes take turns, so that other load on the machine meets them alike. The best run of
-/// each counts.
+/// Sizes 1 and [`ALWAYS`] are measured on every device, the others within the limits of [`WARMING`]
+/// and [`PATIENCE`]. Unmeasured sizes are interpolated.
+///
+/// The first pass of a size is not counted, since it may compile kernels and touch memory. Then all
+/// sizes take turns, so that other load affects them equally. The best run of each size counts.
 fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<CostCurve> {
     let (mut points, mut warming, mut spent) = (BTreeMap::new(), 0.0, 0.0);
     for rows in SIZES {
         let affordable = || warming < WARMING && spent + estimate(&points, rows) < PATIENCE;
-        // A short answer to a short prompt has room for fewer rows than that.
+        // A short answer to a short prompt may have room for fewer rows.
         if rows <= room && (rows == 1 || rows == ALWAYS || affordable()) {
             warming += pass(rows)?;
             let seconds = pass(rows)?.max(1e-6);
@@ -249,8 +253,8 @@ fn measure(room: usize, pass: &mut dyn FnMut(usize) -> Result<f32>) -> Result<Co
     Ok(CostCurve::new(&curve))
 }
 
-/// Lowers costs above that of a larger pass. Such a measurement lost a time slice, and would make
-/// all larger passes look dear, so that none is ever tried.
+/// Lowers costs to at most those of larger passes. A higher cost is due to a lost time slice, and
+/// would make all larger passes seem expensive, so that they are never tried.
 fn without_spikes(points: &mut BTreeMap<usize, f32>) {
     let mut least = f32::INFINITY;
     for seconds in points.values_mut().rev() {
@@ -302,8 +306,8 @@ mod tests {
         assert_eq!(stolen, points(&[(1, 1.0), (2, 1.2), (4, 1.2), (8, 1.5)]));
     }
 
-    /// Returns a machine whose passes take these seconds, and what a size needs once; `busy(pass,
-    /// seconds so far)` says how much longer all takes.
+    /// Returns a simulated machine with these pass times plus `once` for the first pass of a size.
+    /// `busy(pass, seconds so far)` is the slowdown factor.
     fn measured(
         curve: &[(usize, f32)],
         once: f32,
@@ -341,8 +345,7 @@ mod tests {
     fn what_a_size_needs_once_is_no_part_of_its_cost() {
         let (curve, _, _) = measured(&FLAT, 0.5, |_, _| 1.0);
         assert_near(&curve, &FLAT, 1.0);
-        // Kernels that take long to compile are waited for as far as patience goes; what was timed
-        // is right all the same.
+        // Slow kernel compilation is limited by patience; the timed values are correct anyway.
         let (curve, times, _) = measured(&FLAT, 30.0, |_, _| 1.0);
         assert_eq!(times.keys().copied().collect::<Vec<_>>(), [1, 8]);
         assert_near(&curve, &[(1, 0.008), (8, 0.013)], 1.0);
@@ -351,10 +354,10 @@ mod tests {
 
     #[test]
     fn stolen_time_and_slow_beginnings_do_not_bend_the_curve() {
-        // Every fifth pass takes ten times its time.
+        // Every fifth pass takes ten times as long.
         let (curve, _, _) = measured(&FLAT, 0.1, |pass, _| if pass % 5 == 0 { 10.0 } else { 1.0 });
         assert_near(&curve, &FLAT, 1.0);
-        // Two thirds of a second in which everything takes three times as long: longer than the
+        // For two thirds of a second everything takes three times as long. That is longer than the
         // first timing of all sizes.
         let (curve, _, _) = measured(&FLAT, 0.0, |_, clock| if clock < 0.66 { 3.0 } else { 1.0 });
         assert_near(&curve, &FLAT, 1.0);
@@ -365,7 +368,7 @@ mod tests {
             if clock < awake + 0.02 { 3.0 } else { 1.0 }
         });
         assert_near(&curve, &[FLAT[0], FLAT[3]], 1.0);
-        // A machine that is slow throughout has the same curve, higher.
+        // A machine that is always slow has the same curve, scaled.
         let (curve, _, _) = measured(&FLAT, 0.0, |_, _| 3.0);
         assert_near(&curve, &FLAT, 3.0);
     }

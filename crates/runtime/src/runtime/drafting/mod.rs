@@ -1,4 +1,4 @@
-//! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
+//! Selects the drafter: the requested one, if the target's tokenizer allows it.
 
 pub mod calibration;
 pub mod costs;
@@ -26,29 +26,30 @@ use gemma_model::checkpoint::Checkpoint;
 use gemma_model::models::{Tokenizer, Weights};
 use std::sync::Arc;
 
-/// Bytes below which the matrices of a draft model may be too small to be shared among threads. The
-/// threads wait for each other at every layer, which takes long while other programs run.
+/// Bytes below which a draft model's matrices may be too small for several threads. Threads wait
+/// for each other at every layer, which takes long while other programs run.
 const LIGHT: u64 = 4 << 20;
-/// Share of a single thread's time that all threads must stay below to be used for a light model.
+/// For a light model, all threads are used only if they take less than this share of a single
+/// thread's time.
 const FEWER: f32 = 0.6;
 
-/// Bytes up to which a draft model runs on at most [`FEW`] threads beside a target on another
-/// device. More threads make it no faster, and each one that the system delays holds up the others.
+/// Bytes up to which a draft model uses at most [`FEW`] threads if the target is on another device.
+/// More threads do not speed it up, and each delayed thread delays the others.
 const SMALL: u64 = 16 << 20;
 const FEW: usize = 4;
 
-/// A drafter, and the reason if it is less than was asked for.
+/// A drafter, and the reason if it is less than requested.
 pub struct Drafting {
     pub drafter: Box<dyn Drafter>,
-    /// How much of its guesses a pass takes.
+    /// Decides how much of its proposals a pass verifies.
     pub policy: Policy,
     pub disabled: Option<String>,
-    /// Tells one draft model from another.
+    /// Identifies the draft model.
     pub identity: String,
 }
 
 impl Drafting {
-    /// Makes plain decoding.
+    /// Creates plain decoding.
     pub fn off() -> Drafting {
         Drafting {
             drafter: Box::new(NoDraft),
@@ -58,7 +59,7 @@ impl Drafting {
         }
     }
 
-    /// Adds up the counts of drafter and policy.
+    /// Returns the combined counts of drafter and policy.
     pub fn figures(&self) -> DraftFigures {
         let mut figures = DraftFigures::default();
         self.drafter.figures(&mut figures);
@@ -74,20 +75,20 @@ impl Drafting {
     }
 }
 
-/// The target that is drafted for.
+/// The target to draft for.
 pub struct DraftTarget<'a> {
     pub tokenizer: &'a Tokenizer,
     pub model: &'a Model,
     pub run: &'a RunOptions,
-    /// Room of the target.
+    /// Context and sequences of the target.
     pub room: Room,
-    /// How long its passes take.
+    /// Times of its passes.
     pub passes: &'a Passes,
-    /// Threads that it shares with a draft model on the processor.
+    /// Threads shared with a draft model on the processor.
     pub pool: &'a Arc<Pool>,
 }
 
-/// A draft model, loaded.
+/// A loaded draft model.
 struct LoadedDraft {
     lm: DraftModel,
     identity: [u8; 32],
@@ -129,8 +130,7 @@ pub fn build(
                 }
                 Err(why) => {
                     let reason = format!("there is no bundled draft model for this model: {why}");
-                    listener
-                        .note(&format!("{reason}; guesses come from the text itself (n-grams)"));
+                    listener.note(&format!("{reason}; drafts come from n-grams of the text"));
                     disabled = Some(reason);
                     None
                 }
@@ -167,7 +167,7 @@ pub fn build(
 }
 
 /// Builds the drafter of a target that is loaded with its assistant. Both run on one device, so
-/// nothing is drafted ahead.
+/// there is no drafting ahead.
 fn assisted(
     assistant: &Weights,
     options: &DraftingOptions,
@@ -179,7 +179,7 @@ fn assisted(
     let builder = TreeBuilder::assisted(lm, &sources, options.mixing);
     let identity = assistant.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)?;
     let identity = spelled(identity);
-    // A step takes about as long as its bytes take in a pass of the target.
+    // The time of a step is estimated from its bytes relative to those of a target pass.
     let share = Size::of(assistant)?.bytes as f32 / Size::of(&model.weights)?.bytes as f32;
     let level = share * passes.plain();
     let habits = passes.habits.get(&identity).cloned();
@@ -189,7 +189,7 @@ fn assisted(
     Ok(Drafting { drafter: Box::new(builder), policy, disabled: None, identity })
 }
 
-/// Loads a draft model where it shall run, with as many threads as do it good.
+/// Loads a draft model on its device, with the number of threads that is fastest.
 fn draft_model(
     partner: Partner,
     options: &DraftingOptions,
@@ -224,30 +224,31 @@ fn draft_model(
     Ok(LoadedDraft { lm, identity, device: loaded.device, level })
 }
 
-/// Identity in place of the draft model's where there is none.
+/// Placeholder identity if there is no draft model.
 const WITHOUT_MODEL: [u8; 32] = [0; 32];
 
 fn spelled(draft_identity: [u8; 32]) -> String {
     hex(&draft_identity[..8])
 }
 
-/// Returns the number of threads of `most` for a draft model of so many bytes, `beside` a target
-/// that does not need the processor.
-fn threads(bytes: u64, beside: bool, most: usize) -> usize {
-    if beside && bytes <= SMALL { most.min(FEW) } else { most }
+/// Returns the number of threads, at most `most`, for a draft model of `bytes` bytes.
+///
+/// `is_elsewhere` means that the target does not need the processor.
+fn threads(bytes: u64, is_elsewhere: bool, most: usize) -> usize {
+    if is_elsewhere && bytes <= SMALL { most.min(FEW) } else { most }
 }
 
-/// Returns whether drafts and target keep out of each other's way: a driver on the processor
-/// computes where the drafts do.
+/// Returns whether drafts and target use different hardware. A driver on the processor competes
+/// with drafts there.
 fn works_beside(target: Option<&DeviceInfo>, draft: Option<&DeviceInfo>) -> bool {
     target.is_some_and(|t| !t.is_cpu && draft.is_none_or(|d| d.index != t.index))
 }
 
-/// Returns the device that the draft model runs on.
+/// Returns the device for the draft model.
 ///
-/// Under `auto` the processor, which is free while the target's device works, unless the model is
-/// large enough that the processor reads it slowly and a discrete GPU has room for all of it beside
-/// the target.
+/// Under `auto` this is the processor, which is free while the target's device runs. A discrete GPU
+/// is used instead if the model is large enough to be slow on the processor, and the GPU has room
+/// for all of it in addition to the target.
 fn place(
     options: &DraftingOptions,
     weights: &Weights,

@@ -1,5 +1,5 @@
-//! Help for names that lead to no model: the name that was probably meant, and the command that
-//! gets it. Only `gemma pull` downloads.
+//! Help for unknown model names: the name that was probably meant, and the command that downloads
+//! it. Only `gemma pull` downloads.
 
 use crate::runtime::model::shapes::Shape;
 use gemma_base::error::Fault;
@@ -7,7 +7,7 @@ use gemma_base::util::shell::quoted;
 use gemma_model::models::architecture;
 use std::path::{Path, PathBuf};
 
-/// Google's models: GB of the bf16 directory, and of the 4-bit GGUF file where there is one.
+/// Google's models: size in GB of the bf16 directory, and of the 4-bit GGUF file if there is one.
 const GIGABYTES: [(Shape, &str, Option<&str>); 8] = [
     (Shape::M270, "0.5", None),
     (Shape::B1, "2.0", Some("1.0")),
@@ -19,21 +19,20 @@ const GIGABYTES: [(Shape, &str, Option<&str>); 8] = [
     (Shape::Dense31, "62", Some("17.7")),
 ];
 
-/// The command that gives a token to the commands after it, as help.
+/// Shell command, shown as help, that sets the token for later commands.
 pub const TOKEN: &str = if cfg!(windows) {
     "$env:HF_TOKEN = 'hf_...'    # a token from https://huggingface.co/settings/tokens"
 } else {
     "export HF_TOKEN=hf_...    # a token from https://huggingface.co/settings/tokens"
 };
 
-/// Endings of files that hold weights or belong to a model: no repository on Hugging Face is called
-/// like that.
+/// Extensions of weight and model files. No repository on Hugging Face has a name with one.
 const FILES: [&str; 6] = [".gguf", ".safetensors", ".bin", ".pt", ".json", ".txt"];
 
-/// Entries of a directory that an error lists at most.
+/// Most directory entries that an error lists.
 const LISTED: usize = 8;
 
-/// Returns whether a name has the form `owner/name` of an id, and not that of a path to a file.
+/// Returns whether a name has the form `owner/name` of an id, as opposed to a path.
 pub fn is_id(name: &str) -> bool {
     let part = |p: &str| {
         !p.is_empty()
@@ -44,12 +43,12 @@ pub fn is_id(name: &str) -> bool {
     !is_file && matches!(name.split_once('/'), Some((owner, model)) if part(owner) && part(model))
 }
 
-/// Returns whether the licence of a model has to be accepted on its page.
+/// Returns whether a model's licence must be accepted on its page.
 pub fn is_gated(id: &str) -> bool {
     id.starts_with("google/gemma-3-")
 }
 
-/// Returns the commands that get a model that is not in the cache.
+/// Returns the commands that download a model that is not cached.
 pub fn how_to_get(id: &str) -> String {
     if let Some(why) = architecture::refusal(id) {
         return format!("this model does not run here: {why}");
@@ -82,15 +81,15 @@ pub fn how_to_get(id: &str) -> String {
     text
 }
 
-/// A model named in another program's way.
+/// A model named in another program's style.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedName {
     pub id: String,
-    /// The quantisation behind a colon.
+    /// The quantisation after a colon.
     pub tag: Option<String>,
 }
 
-/// Returns the id that a URL, a name without its owner, or another program's name stands for.
+/// Returns the id for a URL, a name without owner, or another program's name.
 pub fn translate(name: &str) -> Option<ResolvedName> {
     let bare =
         name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
@@ -116,8 +115,8 @@ pub fn translate(name: &str) -> Option<ResolvedName> {
     }
 }
 
-/// Returns Google's model that a name without an owner means: `gemma3:27b`, `gemma-4-31b-it`. Other
-/// files of a size, such as `gemma3:27b-it-q8_0`, mean Google's smallest one.
+/// Returns Google's model for a name without owner: `gemma3:27b`, `gemma-4-31b-it`. Other files of
+/// a size, such as `gemma3:27b-it-q8_0`, mean Google's smallest one.
 fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
     let whole = tag.map_or(name.to_owned(), |tag| format!("{name}:{tag}")).to_ascii_lowercase();
     if FILES.iter().any(|ending| whole.ends_with(ending)) {
@@ -128,15 +127,15 @@ fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
     let mut cuts = cuts.filter(|cut| cut.ends_with(|c: char| c != '3'));
     let (shape, recipe) = Shape::named(&whole).or_else(|| cuts.find_map(of_size))?;
     let page = shape.page(recipe).or_else(|| shape.page("bf16"))?;
-    // The pages of Gemma 4's base models have the bare name.
+    // Gemma 4's base models have the name without a suffix.
     let base = if shape.family() == 4 { "" } else { "-pt" };
     let is_base = whole.split(['-', '_', ':']).any(|word| word == "pt");
     let id = if is_base { page.replacen("-it", base, 1) } else { page };
     Some(ResolvedName { id, tag: None })
 }
 
-/// Returns the ids of Google's pages that a size, or the name of a page without its owner, stands
-/// for. The smallest file comes first.
+/// Returns the ids of Google's pages for a size, or for a page's name without owner. The smallest
+/// file comes first.
 pub fn pages(name: &str) -> Vec<String> {
     match (Shape::sized(name), Shape::named(name)) {
         (Some(shape), _) => {
@@ -150,12 +149,12 @@ pub fn pages(name: &str) -> Vec<String> {
     }
 }
 
-/// Returns a path that the shell was to expand and did not, because it was in quotes.
+/// Expands `~` in a path that the shell did not expand because of quotes.
 pub fn expanded(name: &str, home: Option<&Path>) -> Option<PathBuf> {
     Some(home?.join(name.strip_prefix("~/")?))
 }
 
-/// Returns the error for a path that does not exist, with the models that its directory holds.
+/// Returns the error for a path that does not exist, listing the models in its directory.
 pub fn no_such_path(path: &Path) -> Fault {
     let what = format!("there is no model at {}", path.display());
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -190,7 +189,7 @@ pub fn no_such_path(path: &Path) -> Fault {
     })
 }
 
-/// Returns the names of the models directly in a directory: GGUF files, and directories of a model.
+/// Returns the names of the models directly in a directory: GGUF files, and model directories.
 fn models_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_gguf = |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));

@@ -1,5 +1,5 @@
-//! Choice of the assistant that drafts for a model: the one that is named, or one that lies beside
-//! the model.
+//! Selects the assistant that drafts for a model: the named one, or one that is stored next to the
+//! model.
 
 use crate::runtime::Listener;
 use crate::runtime::model::Model;
@@ -13,11 +13,11 @@ use gemma_model::models::{Config, Weights, gguf};
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
-/// Most neighbours of a model that are opened.
+/// Most files next to a model that are opened.
 const MOST: usize = 8;
 
-/// Returns the assistant that a source of drafts means for a model; `None` where it means none. One
-/// that is named must fit.
+/// Returns the assistant that a draft source selects for a model, or `None`. A named assistant must
+/// fit.
 pub fn assistant(
     model: &Model,
     source: &DraftFrom,
@@ -37,12 +37,12 @@ pub fn assistant(
         DraftFrom::Auto => {
             let place = model.place.as_ref();
             for path in
-                place.map_or_else(Vec::new, |place| beside(&place.path, place.id().as_deref()))
+                place.map_or_else(Vec::new, |place| neighbours(&place.path, place.id().as_deref()))
             {
                 match open(&path) {
                     Ok(Some(weights)) if fits(weights.config(), model.config()).is_ok() => {
                         let name = weights.checkpoint().map_or("", Checkpoint::name);
-                        listener.detail(1, &format!("{name} beside the model drafts for it"));
+                        listener.detail(1, &format!("{name} next to the model drafts for it"));
                         return Ok(Some(weights));
                     }
                     Ok(_) => {}
@@ -63,9 +63,10 @@ fn open(path: &Path) -> Result<Option<Weights>> {
     is_assistant.then(|| Weights::open(checkpoint)).transpose()
 }
 
-/// Returns the paths that may hold the assistant of a model at `path`, the likeliest first. The
-/// name is that of the model with `-assistant` behind it; GGUF files also have `mtp-` in front.
-fn beside(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
+/// Returns paths that may hold the assistant of a model at `path`, most likely first.
+///
+/// The name is the model's followed by `-assistant`; GGUF files may instead start with `mtp-`.
+fn neighbours(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
     let in_cache = id.and_then(|id| in_cache(&format!("{id}-assistant"), &caches()).ok());
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let (Some(directory), Some(own)) = (path.parent(), path.file_name()) else {
@@ -100,15 +101,15 @@ mod tests {
         for name in ["gemma-4-12b-it-assistant", "gemma-4-31b-it", "gemma-4-31b-it-assistant"] {
             std::fs::create_dir(root.join(name)).unwrap();
         }
-        let found = beside(&root.join("gemma-4-31b-it"), None);
+        let found = neighbours(&root.join("gemma-4-31b-it"), None);
         let names = ["gemma-4-31b-it-assistant", "gemma-4-12b-it-assistant"];
         assert_eq!(found, names.map(|name| root.join(name)));
         for name in ["gemma-4-31B-it-Q4_0.gguf", "mtp-gemma-4-31B-it.gguf", "mmproj.gguf"] {
             std::fs::write(root.join(name), "").unwrap();
         }
-        let found = beside(&root.join("gemma-4-31B-it-Q4_0.gguf"), None);
+        let found = neighbours(&root.join("gemma-4-31B-it-Q4_0.gguf"), None);
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found.contains(&root.join("mtp-gemma-4-31B-it.gguf")));
-        assert!(beside(Path::new("/"), None).is_empty());
+        assert!(neighbours(Path::new("/"), None).is_empty());
     }
 }

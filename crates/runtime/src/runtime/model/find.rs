@@ -1,4 +1,4 @@
-//! Lookup of a model by name: a path, an id in the Hugging Face cache, a model of Ollama, or the
+//! Finds a model by name: a path, an id in the Hugging Face cache, a model of Ollama, or the
 //! bundled one. Only `gemma pull` downloads.
 
 use crate::runtime::model::acquire::{
@@ -14,7 +14,7 @@ use gemma_base::util::files::read_regular_text;
 use gemma_base::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
-/// Where a model lies.
+/// Location of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     Bundled,
@@ -30,7 +30,7 @@ pub fn find(name: Option<&str>) -> Result<ModelSource> {
     }
     if is_id(name) {
         let found = in_cache(name, &caches());
-        // A path into a directory that exists is mistyped, and not an id that was never downloaded.
+        // A path in an existing directory is a typing error rather than an id.
         let is_path = || name.split_once('/').is_some_and(|(first, _)| Path::new(first).is_dir());
         return match found {
             Err(_) if is_path() => Err(no_such_path(path).into()),
@@ -51,8 +51,8 @@ pub fn find(name: Option<&str>) -> Result<ModelSource> {
     Err(found.and_then(Result::err).unwrap_or_else(|| explain(name).into()))
 }
 
-/// Returns the model of a size, or of one of Google's pages without its owner; `None` for another
-/// name, and for a page that was not downloaded. A size that is not on the disk is an error.
+/// Returns the model of a size, or of one of Google's pages without owner. Returns `None` for
+/// another name, and for a page that was not downloaded. A size that is not on disk is an error.
 fn of_google(name: &str) -> Result<Option<PathBuf>> {
     let (caches, pages, sized) = (caches(), pages(name), Shape::sized(name));
     let mut unusable = None;
@@ -104,7 +104,7 @@ fn explain(name: &str) -> Fault {
     }
 }
 
-/// Returns the path in a variable of the environment that is not empty.
+/// Returns the path in an environment variable, if it is not empty.
 fn path_in(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
@@ -118,10 +118,10 @@ pub fn hugging_face_home() -> Option<PathBuf> {
     })
 }
 
-/// Returns the directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub,
+/// Returns the possible cache directories by precedence: $HF_HUB_CACHE, $HF_HOME/hub,
 /// ~/.cache/huggingface/hub.
 pub fn caches() -> Vec<PathBuf> {
-    // The first that is set counts alone, as for Hugging Face's own tools.
+    // Only the first one that is set is used, as in Hugging Face's own tools.
     path_in("HF_HUB_CACHE")
         .or_else(|| hugging_face_home().map(|home| home.join("hub")))
         .into_iter()
@@ -133,7 +133,7 @@ pub fn folder_of(id: &str) -> String {
     format!("models--{}", id.replace('/', "--"))
 }
 
-/// Returns the first file of the GGUF model that a tag names in the snapshot of `refs/main`.
+/// Returns the first file of the GGUF model with this tag, in the snapshot of `refs/main`.
 fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     for cache in caches {
         let repo = cache.join(folder_of(id));
@@ -141,7 +141,7 @@ fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
         let snapshot = repo.join("snapshots").join(commit.trim());
         let names = names_below(&snapshot);
         let all = variants(names.iter().map(String::as_str));
-        // Parts are linked after all of them are there, so the first stands for all.
+        // Parts are linked only when all are complete, so the first part implies the others.
         match tagged(&all, tag)[..] {
             [] => {}
             [model] => return Ok(snapshot.join(model.names.first())),
@@ -157,8 +157,7 @@ fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     Err(Fault::model(what).help(format!("download it first:\n  gemma pull {id}:{tag}")).into())
 }
 
-/// Returns the names of the files in a directory and in its subdirectories, without links to
-/// files that are gone.
+/// Returns the names of the files in a directory and its subdirectories, without dangling links.
 pub fn names_below(directory: &Path) -> Vec<String> {
     let inside = |name: String| {
         let path = directory.join(&name);
@@ -216,7 +215,7 @@ pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
     Err(fault.help(how_to_get(id)).into())
 }
 
-/// Returns whether a snapshot has what every model has.
+/// Returns whether a snapshot has the files that every model has.
 fn holds_a_model(snapshot: &Path) -> bool {
     let mut names =
         std::fs::read_dir(snapshot).into_iter().flatten().flatten().map(|e| e.file_name());
@@ -226,7 +225,7 @@ fn holds_a_model(snapshot: &Path) -> bool {
     })
 }
 
-/// Returns the error for a snapshot without weights, which a download without permission leaves.
+/// Returns the error for a snapshot without weights, as left by a download without permission.
 fn without_weights(id: &str, snapshot: &Path) -> Fault {
     let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
     Fault::model(what).help(format!(

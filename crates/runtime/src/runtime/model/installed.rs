@@ -1,4 +1,4 @@
-//! Names of the models in the Hugging Face cache and of Ollama's, as `--model` takes them.
+//! Lists the models in the Hugging Face cache and of Ollama, by names that `--model` accepts.
 
 use crate::runtime::model::find::{caches, in_cache, names_below};
 use crate::runtime::model::others::{names, ollama, ollama_models};
@@ -9,10 +9,10 @@ use gemma_model::checkpoint::Checkpoint;
 use gemma_model::models::architecture;
 use std::path::Path;
 
-/// Bytes of a config.json that is looked into.
+/// Most bytes of a config.json to read.
 const LARGEST: u64 = 1 << 20;
 
-/// Returns the names. Models of other families and unfinished downloads are left out.
+/// Returns the names, without models of other families and unfinished downloads.
 pub fn installed() -> Vec<String> {
     let caches = caches();
     let folders = caches.iter().flat_map(|cache| names(cache));
@@ -27,7 +27,7 @@ pub fn installed() -> Vec<String> {
     of_cache.chain(of_ollama).collect()
 }
 
-/// Returns the id of a page with one model, or the id with the tag of each GGUF model.
+/// Returns the id of a page with one model, or the id with each GGUF model's tag.
 fn tagged_names(snapshot: &Path, id: &str) -> Vec<String> {
     let files = names_below(snapshot);
     let all = variants(files.iter().map(String::as_str));
@@ -44,7 +44,7 @@ fn runs(path: &Path) -> bool {
     family(path).is_some_and(|family| architecture::is_known(&family))
 }
 
-/// Returns the family that the model's own files name.
+/// Returns the family according to the model's own files.
 pub fn family(path: &Path) -> Option<String> {
     if let Ok(text) = read_regular(&path.join("config.json"), LARGEST) {
         let config = json::parse(&text).ok()?;

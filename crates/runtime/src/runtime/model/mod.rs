@@ -24,7 +24,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A model's files, opened and checked, nothing loaded yet.
+/// An opened and checked model. Nothing is loaded yet.
 pub struct Model {
     pub weights: Weights,
     pub name: String,
@@ -32,7 +32,7 @@ pub struct Model {
     pub place: Option<ModelPlace>,
 }
 
-/// Where a model was found.
+/// Location where a model was found.
 pub struct ModelPlace {
     pub path: PathBuf,
 }
@@ -46,7 +46,7 @@ impl ModelPlace {
 }
 
 impl Model {
-    /// Opens the model of this name, or the bundled demo model. Notes about it go to `listener`.
+    /// Opens the model with this name, or the bundled demo model. `listener` receives notes.
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
         let (checkpoint, place) = match find(name)? {
             ModelSource::Bundled => {
@@ -84,7 +84,7 @@ impl Model {
         self.weights.checkpoint().expect("an opened model has files")
     }
 
-    /// Returns the model's tokenizer; an error where it has none.
+    /// Returns the model's tokenizer. Fails if it has none.
     pub fn tokenizer(&self, listener: &dyn Listener) -> Result<Tokenizer> {
         let start = Instant::now();
         let tokenizer = tokenizer_of(self.checkpoint())?;
@@ -101,12 +101,12 @@ impl Model {
     }
 }
 
-/// Returns the tokenizer of a model; an error where it has none.
+/// Returns the tokenizer of a model. Fails if it has none.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     own_tokenizer(checkpoint)?.ok_or_else(|| no_tokenizer(checkpoint).into())
 }
 
-/// Returns the tokenizer of a model; `None` where it has none.
+/// Returns the tokenizer of a model; `None` if it has none.
 pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else { return Ok(None) };
     let shown = checkpoint.display("tokenizer.json");
@@ -142,7 +142,7 @@ pub fn no_tokenizer(checkpoint: &Checkpoint) -> Fault {
         .help("copy tokenizer.json from the model's page into the directory")
 }
 
-/// Returns the name of a tensor's format: the file's own name where there is one, such as `q8_0`.
+/// Returns the name of a tensor's format, as in its file if possible, such as `q8_0`.
 pub fn format_name(weights: &Weights, role: Role, layer: usize) -> Result<String> {
     let stored = weights.checkpoint().and_then(|c| c.lookup(&weights.name(role, layer)));
     Ok(match stored {
@@ -151,7 +151,7 @@ pub fn format_name(weights: &Weights, role: Role, layer: usize) -> Result<String
     })
 }
 
-/// Bytes and parameters of a model's weights as stored.
+/// Stored bytes and parameter count of a model's weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     pub bytes: u64,

@@ -5,14 +5,14 @@ use gemma_base::util::files::read_regular;
 use gemma_base::util::json;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a manifest at most; Ollama's have about 1 kB.
+/// Most bytes of a manifest; Ollama's have about 1 kB.
 const LARGEST: u64 = 1 << 20;
 
-/// The registry and the owner that Ollama leaves out of a name.
+/// The registry and the owner that Ollama omits from names.
 const REGISTRY: &str = "registry.ollama.ai";
 const LIBRARY: &str = "library";
 
-/// Returns the directories of LM Studio that exist. A model lies in `OWNER/NAME/` below.
+/// Returns LM Studio's existing directories. Models are in `OWNER/NAME/` inside.
 pub fn lm_studio() -> Vec<PathBuf> {
     let places = [".lmstudio/models", ".cache/lm-studio/models"];
     let at = |home: PathBuf| places.map(|place| home.join(place)).into_iter();
@@ -26,7 +26,7 @@ pub fn ollama() -> Option<PathBuf> {
     path.filter(|path| path.join("manifests").is_dir())
 }
 
-/// Returns the names of the models in Ollama's directory, each with its GGUF file.
+/// Returns the models in Ollama's directory: their names and GGUF files.
 pub fn ollama_models(root: &Path) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for registry in names(&root.join("manifests")) {
@@ -48,7 +48,7 @@ pub fn ollama_models(root: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Returns the GGUF file of a model that Ollama calls so, such as `gemma3:4b`.
+/// Returns the GGUF file of the model with this Ollama name, such as `gemma3:4b`.
 pub fn ollama_model(root: &Path, name: &str) -> Option<PathBuf> {
     let (name, tag) = match name.rsplit_once(':') {
         Some((name, tag)) => (name, tag),
@@ -72,7 +72,7 @@ pub fn ollama_model(root: &Path, name: &str) -> Option<PathBuf> {
     ollama_blob(root, &path.iter().fold(root.join("manifests"), |at, part| at.join(part)))
 }
 
-/// Returns the file that a manifest names as the model, if it exists.
+/// Returns the model file that a manifest names, if it exists.
 fn ollama_blob(root: &Path, manifest: &Path) -> Option<PathBuf> {
     let manifest = json::parse(&read_regular(manifest, LARGEST).ok()?).ok()?;
     let layers = manifest.get("layers")?.as_array()?;
@@ -85,7 +85,7 @@ fn ollama_blob(root: &Path, manifest: &Path) -> Option<PathBuf> {
     (is_hex && blob.is_file()).then_some(blob)
 }
 
-/// Returns the names in a directory, sorted; no names where it cannot be read.
+/// Returns the sorted names in a directory; empty if it cannot be read.
 pub fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten();
     let mut names: Vec<String> =

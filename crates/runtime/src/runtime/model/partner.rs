@@ -1,5 +1,5 @@
-//! Choice of a draft model that fits a target: by its tokenizer, or by the vocabulary file of a
-//! draft with few rows.
+//! Selects a draft model that fits a target: by its tokenizer, or by the vocabulary file of a
+//! reduced draft model.
 
 use crate::runtime::model::find::{ModelSource, find};
 use crate::runtime::model::{no_tokenizer, own_tokenizer};
@@ -12,27 +12,27 @@ use gemma_model::engine::{Engine, VocabAdapter};
 use gemma_model::models::gemma3::bundled::{self, DraftSize};
 use gemma_model::models::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
 
-/// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
+/// Target pass time in seconds above which the larger bundled draft model is used.
 pub const SLOW_PASS: f32 = 0.05;
 
-/// Rows that a table may have more or fewer than its tokenizer has tokens, at most.
+/// Largest difference between the rows of a table and the tokens of its tokenizer.
 const PADDING: usize = 64;
 
-/// The padding token, which a draft model reads at each place of an image.
+/// The padding token, which a draft model reads for each image placeholder.
 const IN_PLACE_OF_IMAGES: Token = 0;
 
-/// A draft model whose tokens are the target's.
+/// A draft model with the target's tokens.
 pub struct Partner {
     pub weights: Weights,
-    /// Where the model has rows for some of the target's tokens only.
+    /// Present if the model has rows for only some of the target's tokens.
     spelling: Option<VocabMap>,
 }
 
 impl Partner {
-    /// Returns the model in `checkpoint`, or why it cannot draft for this tokenizer.
+    /// Returns the model in `checkpoint`, or the reason why it cannot draft for this tokenizer.
     ///
-    /// A draft without a tokenizer has the target's where it has as many rows, or is one of this
-    /// project's where it has as many as those: a wrong guess here costs speed and no text.
+    /// A draft model without a tokenizer is accepted if its number of rows equals the target's, or
+    /// that of this project's models. A wrong guess only costs speed, and never changes a text.
     pub fn new(checkpoint: Checkpoint, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
         let rows = gemma_model::models::Config::from_json(checkpoint.config())?.vocab;
         let mut vocabulary = ReducedVocabulary::of(&checkpoint, rows)?;
@@ -54,8 +54,8 @@ impl Partner {
         Ok(Ok(Partner { weights, spelling }))
     }
 
-    /// Returns an engine for a draft of few rows as if it were a target, to measure other drafts
-    /// with; other models' engines as they are.
+    /// Returns an engine to use as the target in measurements. A reduced draft model is adapted for
+    /// this; other models' engines are unchanged.
     pub fn stand_in(
         checkpoint: &Checkpoint,
         tokenizer: &Tokenizer,
@@ -72,7 +72,7 @@ impl Partner {
         Ok(Box::new(VocabAdapter::new(inner, vocabulary.spelling(tokenizer))?.whole()))
     }
 
-    /// Returns the model that `--draft PATH` names.
+    /// Returns the model of `--draft PATH`.
     pub fn at(path: &str, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
         let shown = || format!("cannot draft with {path}");
         let ModelSource::Directory(directory) = find(Some(path)).with_context(shown)? else {
@@ -84,8 +84,8 @@ impl Partner {
         Self::new(checkpoint, tokenizer)
     }
 
-    /// Returns the model that a source of guesses names, for a target whose passes take so many
-    /// seconds; `None` for those without.
+    /// Returns the model that a draft source names, for a target with passes of `pass` seconds;
+    /// `None` for sources without a model.
     pub fn named(
         source: &DraftFrom,
         tokenizer: &Tokenizer,
@@ -98,8 +98,8 @@ impl Partner {
         }
     }
 
-    /// Returns the bundled draft for this tokenizer, of the size that suits a target whose passes
-    /// take so many seconds.
+    /// Returns the bundled draft model for this tokenizer, with a size suited to a target with
+    /// passes of `pass` seconds.
     pub fn bundled(tokenizer: &Tokenizer, pass: f32) -> Result<Result<Partner, String>> {
         if !cfg!(feature = "bundled") {
             return Ok(Err("this build of gemma carries no models".into()));
@@ -125,12 +125,12 @@ impl Partner {
         self.weights.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)
     }
 
-    /// Returns the number of positions to make room for where the target has `context`.
+    /// Returns the number of positions for a target with a context of `context`.
     pub fn context(&self, context: usize) -> usize {
         let config = self.weights.config();
         let Some(spelling) = &self.spelling else { return context.min(config.max_position) };
-        // Some tokens take several positions. Layers with a window take no more memory for that,
-        // and know no last position.
+        // Some tokens need several positions. Layers with a window need no more memory for this,
+        // and have no position limit.
         let needed = context.saturating_mul(spelling.most_parts());
         if config.layers.iter().any(|layer| layer.is_global()) {
             needed.min(config.max_position)
@@ -139,13 +139,13 @@ impl Partner {
         }
     }
 
-    /// Returns the precision of its cache. The bundled drafts read theirs from the processor's own,
-    /// where attention is most of a pass.
+    /// Returns the precision of its KV cache. The bundled draft models keep theirs in the
+    /// processor's cache, where attention takes most of a pass.
     pub fn kv(&self, option: Kv) -> Kv {
         if option == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { option }
     }
 
-    /// Returns the model's engine as the target's drafter talks to it.
+    /// Returns the model's engine, adapted to the target's tokens.
     pub fn engine(self, inner: Box<dyn Engine>) -> Result<Box<dyn Engine>> {
         Ok(match self.spelling {
             Some(spelling) => Box::new(VocabAdapter::new(inner, spelling)?),
@@ -154,7 +154,7 @@ impl Partner {
     }
 }
 
-/// Returns why one model's guesses mean nothing to the other.
+/// Returns why the models' tokens are incompatible.
 fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     (!target.agrees_with(draft)).then(|| {
         let (a, b) = (target.vocab(), draft.vocab());

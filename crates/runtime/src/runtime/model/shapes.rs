@@ -1,4 +1,4 @@
-//! The published shapes of Gemma 3 and Gemma 4, for weights made up on the spot.
+//! The published shapes of Gemma 3 and Gemma 4, for random weights.
 
 use anyhow::Result;
 use gemma_base::tensor::Format;
@@ -8,14 +8,14 @@ use gemma_quant::{Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Targe
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// Formats of made-up weights.
+/// Formats of random weights.
 #[derive(Clone, Debug, Default)]
 pub struct MadeUpFormats {
     /// Format of the linear layers.
     pub weights: Option<Format>,
     /// Format of the embedding table and the output head.
     pub embedding: Option<Format>,
-    /// `q4_0`, `bf16`, or a recipe of `gemma quantize`, instead of the two above.
+    /// `q4_0`, `bf16`, or a recipe of `gemma quantize`, instead of the two formats above.
     pub recipe: Option<String>,
 }
 
@@ -30,8 +30,8 @@ impl MadeUpFormats {
         self.recipe.is_some() || self.weights.is_some() || self.embedding.is_some()
     }
 
-    /// Makes weights of these formats. A recipe that leaves a choice is settled as `gemma quantize`
-    /// would without text, for a checkpoint of this shape without its tokenizer's files.
+    /// Creates random weights in these formats. A recipe with choices is resolved like `gemma
+    /// quantize` without calibration text, for a checkpoint of this shape without tokenizer files.
     pub fn weights(&self, config: Config) -> Result<Weights> {
         let (linear, table) = match self.recipe.as_deref() {
             Some("q4_0") => (Format::I4_G32, table_of_google(&config)),
@@ -51,7 +51,7 @@ impl MadeUpFormats {
     }
 }
 
-/// Returns the format of the table in Google's 4-bit file.
+/// Returns the format of the embedding table in Google's 4-bit file.
 fn table_of_google(config: &Config) -> Format {
     match config.architecture.gguf() {
         "gemma4" => "q6_k".parse().expect("it is a format"),
@@ -59,7 +59,7 @@ fn table_of_google(config: &Config) -> Format {
     }
 }
 
-/// Makes weights of the formats that a recipe of `gemma quantize` chooses.
+/// Creates weights in the formats that a recipe of `gemma quantize` chooses.
 pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     let n_layers = config.layers.len();
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
@@ -73,12 +73,12 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     };
     let found: HashMap<(Role, usize), Format> =
         plan.layout.entries.iter().map(|e| ((e.role, e.layer), format(e.target))).collect();
-    // A checkpoint of this shape has no head of its own: it is the table.
+    // A checkpoint of this shape has no separate head: the embedding table is used.
     let role = |role| if role == Role::Head { Role::Embed } else { role };
     Ok(Weights::synthetic_by_layer(config, move |r, layer| found[&(role(r), layer)], SEED))
 }
 
-/// Seed of made-up weights.
+/// Seed of random weights.
 const SEED: u64 = 1;
 
 /// Sizes of Gemma 3, and of Gemma 4.
@@ -95,13 +95,13 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Returns weights of this shape, made up as they are asked for.
+    /// Returns random weights of this shape, generated on demand.
     pub fn weights(self, formats: &MadeUpFormats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
     }
 
-    /// Returns made-up weights of the assistant of this shape, its table too in 4 bits unless the
-    /// model is in bf16; `None` where there is no assistant.
+    /// Returns random weights of this shape's assistant; `None` if there is none. They are in 4
+    /// bits, including the table, unless the model is in bf16.
     pub fn assistant(self, formats: &MadeUpFormats) -> Result<Option<Weights>> {
         if self.family() != 4 {
             return Ok(None);
@@ -113,7 +113,7 @@ impl Shape {
         formats.weights(config).map(Some)
     }
 
-    /// Where both families have a size, that size alone means Gemma 3.
+    /// If both families have a size, the size alone means Gemma 3.
     pub const ALL: [Shape; 8] = [
         Shape::B27,
         Shape::B12,
@@ -125,9 +125,10 @@ impl Shape {
         Shape::Dense12,
     ];
 
-    /// Returns the size that a name means, and the recipe of the files that it stands for. A size
-    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) stands for Google's smallest file.
-    /// Another name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the
+    /// Returns the size in a name, and the recipe of the files that the name means.
+    ///
+    /// A size alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) means Google's smallest file.
+    /// Another name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) means the
     /// files on the page of that name.
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
         let (shape, kind) = parts(name)?;
@@ -140,7 +141,8 @@ impl Shape {
         Some((shape, recipe))
     }
 
-    /// Returns the size that a name consists of: `27b`, `gemma-3-27b`, `gemma3:27b`, `gemma3`.
+    /// Returns the size of a name that has only a size: `27b`, `gemma-3-27b`, `gemma3:27b`,
+    /// `gemma3`.
     pub fn sized(name: &str) -> Option<Shape> {
         parts(name).filter(|(_, kind)| kind.is_empty() && !name.contains('/')).map(|(s, _)| s)
     }
@@ -150,7 +152,7 @@ impl Shape {
         if self.page("q4_0").is_some() { "q4_0" } else { "bf16" }
     }
 
-    /// Returns the page of the chat model in the formats of a recipe; `None` where Google publishes
+    /// Returns the page of the chat model in the formats of a recipe; `None` if Google publishes
     /// none.
     pub fn page(self, recipe: &str) -> Option<String> {
         let size = match self.family() {
@@ -165,7 +167,7 @@ impl Shape {
         }
     }
 
-    /// Returns the name that `gemma pull` takes for the page in the formats of a recipe.
+    /// Returns the name that `gemma pull` accepts for the page in the formats of a recipe.
     pub fn pulled_as(self, recipe: &str) -> String {
         let page = self.page(recipe).filter(|_| recipe != self.smallest());
         page.unwrap_or_else(|| self.name().to_owned())
@@ -185,17 +187,17 @@ impl Shape {
         }
     }
 
-    /// Returns the name in a sentence.
+    /// Returns the name for use in a sentence.
     pub fn title(self) -> String {
         format!("Gemma {} {}", self.family(), self.size())
     }
 
-    /// Returns the name that Ollama has for the size.
+    /// Returns Ollama's name of the size.
     pub fn in_ollama(self) -> String {
         format!("gemma{}:{}", self.family(), self.size().trim_end_matches(ACTIVE))
     }
 
-    /// Returns the size as it is in names.
+    /// Returns the size as written in names.
     pub fn size(self) -> &'static str {
         match self {
             Shape::Dense31 => "31b",
@@ -209,7 +211,7 @@ impl Shape {
         }
     }
 
-    /// Returns its `config.json`, as far as the shape goes; sizes as on the models' pages.
+    /// Returns the `config.json` with the shape; sizes are those on the models' pages.
     pub fn config(self) -> Value {
         match self {
             // dim, layers, heads, kv heads, global kv heads, ffn
@@ -257,15 +259,15 @@ impl Shape {
     }
 }
 
-/// End of the name of a mixture: the weights that a token reads.
+/// Suffix of a mixture's name: the number of weights that a token reads.
 const ACTIVE: &str = "-a4b";
 
-/// Splits a name into the size that it means and the words after it, in lower case.
+/// Splits a name into its size and the words after it, in lower case.
 fn parts(name: &str) -> Option<(Shape, String)> {
     let name = name.to_ascii_lowercase();
     let model = name.split_once('/').map_or(&name[..], |(_, model)| model);
     if matches!(model, "gemma3" | "gemma3:latest") {
-        // Ollama's name without a size is that of the 4B model.
+        // Ollama's name without a size means the 4B model.
         return Some((Shape::B4, String::new()));
     }
     let of_family = |family: usize| {
@@ -298,7 +300,7 @@ fn gemma4([dim, layers, heads, kv_heads, global_kv_heads, ffn]: [usize; 6]) -> V
     })
 }
 
-/// Returns the `config.json` of the assistant of a Gemma 4 model, as far as the shape goes.
+/// Returns the `config.json` of a Gemma 4 model's assistant, with the shape.
 fn assistant(target: &Value) -> Value {
     let mut text = target.clone();
     text["enable_moe_block"] = false.into();
@@ -379,7 +381,7 @@ mod tests {
             assert_eq!(Shape::sized(name), None, "{name}");
         }
         assert_eq!(Shape::Mixture26.in_ollama(), "gemma4:26b");
-        // The name of each page is known.
+        // The name of each page is recognised.
         for shape in Shape::ALL {
             for recipe in ["bf16", "q4_0"] {
                 assert!(
@@ -391,7 +393,7 @@ mod tests {
         }
     }
 
-    /// GB of Google's files, without the 15 MB that the tokenizer takes in a GGUF file.
+    /// Size in GB of Google's files, without the 15 MB of the tokenizer in a GGUF file.
     #[test]
     fn published_files_have_the_published_sizes() {
         for (shape, recipe, gb) in [
@@ -408,7 +410,7 @@ mod tests {
         }
     }
 
-    /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
+    /// Millions of parameters, counted in the published checkpoints (text model, tied head).
     #[test]
     fn shapes_have_the_published_sizes() {
         for (shape, millions) in [

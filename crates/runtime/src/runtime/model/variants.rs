@@ -1,7 +1,7 @@
-//! The GGUF models among the files of a repository, and the one that a tag names.
+//! Finds the GGUF models among the files of a repository, and the one that a tag names.
 //!
-//! The names are those of a stranger's list. The work is linear in the list, times a constant for
-//! each model whose tag is looked for.
+//! The file names come from an untrusted list. The work is linear in the list's length, plus a
+//! constant for each model with a requested tag.
 
 use gemma_model::checkpoint::GgufNames;
 
@@ -22,8 +22,8 @@ impl GgufVariant {
         Some(GgufVariant { names, folded: name.to_ascii_lowercase() })
     }
 
-    /// Returns whether a tag in lower case is the name of the first file, or stands in it between
-    /// separators: `q4_k` does not name `x-Q4_K_M.gguf`.
+    /// Returns whether a tag in lower case is the name of the first file, or a part of it between
+    /// separators: `q4_k` does not match `x-Q4_K_M.gguf`.
     fn is_called(&self, tag: &str) -> bool {
         let name = &*self.folded;
         let is_edge = |c: Option<char>| c.is_none_or(|c| matches!(c, '-' | '.' | '/'));
@@ -46,7 +46,7 @@ pub fn variants<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<GgufVariant
     found
 }
 
-/// Returns the models that a tag or a file name stands for.
+/// Returns the models that a tag or a file name matches.
 pub fn tagged<'a>(variants: &'a [GgufVariant], tag: &str) -> Vec<&'a GgufVariant> {
     match variants.iter().find(|v| v.names.first() == tag) {
         Some(exact) => vec![exact],
@@ -59,7 +59,7 @@ fn called<'a>(variants: &'a [GgufVariant], tag: &str) -> impl Iterator<Item = &'
     variants.iter().filter(move |v| v.is_called(&tag))
 }
 
-/// Returns the shortest tag that stands for this model alone: the end of its name, or the name.
+/// Returns the shortest tag that matches only this model: the end of its name, or the name.
 pub fn tag_of(variants: &[GgufVariant], variant: &GgufVariant) -> String {
     let stem = variant.names.stem();
     let tags = stem.match_indices(['-', '.', '/']).rev().map(|(at, _)| &stem[at + 1..]);
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(tags, ["BF16", "Q4_K_M", "Q4_K_S", "Q4_K_XL"]);
     }
 
-    /// A list promises more parts and has more separators than anyone could look at.
+    /// A list that claims more parts and has more separators than could be processed.
     #[test]
     fn hostile_names_cost_no_more_than_their_length() {
         let names: Vec<String> = (0..60_000).map(|i| format!("m{i}-00001-of-99999.gguf")).collect();
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(all.len(), 60_000);
         assert_eq!(all[0].names.all().nth(1).unwrap(), "m0-00002-of-99999.gguf");
         assert_eq!(all[7].names.all().count(), 99_999);
-        // The tag that tells them apart is the 1,001st: not looked for.
+        // The distinguishing tag is the 1,001st, which is not tried.
         let twins = ["x-c-", "x-d-"].map(|start| format!("{start}{}x.gguf", "a-".repeat(1000)));
         let all = variants(twins.iter().map(String::as_str));
         assert_eq!(tag_of(&all, &all[0]), twins[0]);

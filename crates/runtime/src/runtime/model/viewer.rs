@@ -1,5 +1,4 @@
-//! The part of a session that reads images: finds the tower of a model, and keeps what it made of
-//! pictures.
+//! Image support of a session: finds the tower of a model, and caches soft tokens of pictures.
 
 use crate::decode::PageDirectory;
 use crate::decode::prompt_cache::PageId;
@@ -20,50 +19,51 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most bytes of soft tokens that are kept for images of no running text.
+/// Most bytes of soft tokens that are kept for images without a running text.
 const KEPT: usize = 256 << 20;
 
-/// Where a tower is, and how pictures are read.
+/// Location of the tower, and options for pictures.
 #[derive(Clone, Debug, Default)]
 pub struct SightOptions {
-    /// The mmproj file or directory; else the model's own directory, or an mmproj file beside it.
+    /// The mmproj file or directory. By default the model's own directory, or an mmproj file next
+    /// to it.
     pub mmproj: Option<PathBuf>,
-    /// Most soft tokens of an image; the model's own number where nobody says.
+    /// Most soft tokens per image; `None` for the model's default.
     pub tokens: Option<usize>,
     pub limits: PictureLimits,
-    /// Where soft tokens are kept for later runs, if they are.
+    /// Directory that caches soft tokens for later runs, if any.
     pub directory: Option<PageDirectory>,
 }
 
-/// Work on images so far.
+/// Counts and times of image processing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ImageFigures {
     pub images: usize,
     pub tokens: usize,
-    /// Images whose soft tokens were computed; the others' were kept.
+    /// Images with computed soft tokens; the others were cached.
     pub encoded: usize,
-    /// Decoding and resizing.
+    /// Time to decode and resize.
     pub preparing: Duration,
     pub encoding: Duration,
 }
 
-/// Where towers are computed.
+/// Device that runs towers.
 #[derive(Debug)]
 enum TowerDevice {
     Processor,
-    /// A device that the first image opens.
+    /// A device that is opened for the first image.
     Unopened(Device, DeviceLock),
     Open(Arc<dyn DenseDevice>),
 }
 
-/// The tower of a model and the images that its texts name.
+/// The tower of a model, and the images of its texts.
 pub struct Viewer {
     vision: Vision,
     images: Arc<Images>,
     options: SightOptions,
     threads: usize,
     figures: Mutex<ImageFigures>,
-    /// One image is encoded at a time: the threads of one are all that there are.
+    /// Only one image is encoded at a time, since it uses all threads.
     encoding: Mutex<TowerDevice>,
     notes: Mutex<Vec<String>>,
 }
@@ -72,13 +72,13 @@ impl Viewer {
     /// Opens the tower of a model.
     ///
     /// # Errors
-    /// A [`Fault`] if there is none (it names the file to get), or if it is another model's.
+    /// A [`Fault`] if there is none (it names the file to get), or if it belongs to another model.
     pub fn open(model: &Model, options: &SightOptions, threads: usize) -> Result<Viewer> {
         let vision = tower(Some(model), options)?;
         let (own, dim) = (vision.width(), model.config().dim);
         if own != dim {
             let what = format!(
-                "the tower makes soft tokens of {own} values, and {} has {dim}",
+                "the tower makes soft tokens of {own} values, but {} needs {dim}",
                 model.name
             );
             return Err(Fault::model(what).help("give the mmproj file of this model").into());
@@ -90,8 +90,8 @@ impl Viewer {
         Ok(Viewer { vision, images, options, threads, figures, encoding, notes })
     }
 
-    /// Has the tower computed on the GPU that `device` stands for. The first image opens it and
-    /// loads the tower there. The processor computes what the GPU cannot.
+    /// Sets the GPU that runs the tower. The first image opens it and loads the tower there. The
+    /// processor is the fallback.
     pub fn on(self, device: Device, how: DeviceLock) -> Viewer {
         *lock(&self.encoding) = match device {
             Device::Cpu => TowerDevice::Processor,
@@ -100,7 +100,7 @@ impl Viewer {
         self
     }
 
-    /// Puts the tower on its GPU, so that the first image finds it there.
+    /// Loads the tower on its GPU before the first image.
     pub fn load(&self) {
         let mut device = lock(&self.encoding);
         self.open_device(&mut device);
@@ -120,26 +120,26 @@ impl Viewer {
         &self.vision
     }
 
-    /// Returns the images that texts may name.
+    /// Returns the images of texts.
     pub fn images(&self) -> &Arc<Images> {
         &self.images
     }
 
-    /// Returns the work so far.
+    /// Returns the counts and times so far.
     pub fn figures(&self) -> ImageFigures {
         *lock(&self.figures)
     }
 
-    /// Returns the size and the soft tokens of a picture, from its header alone.
+    /// Returns the size and the soft tokens of a picture. Reads only its header.
     ///
     /// # Errors
-    /// A [`Fault`] for a file that is no picture or beyond the limits.
+    /// A [`Fault`] for a file that is not a picture or exceeds the limits.
     pub fn measure(&self, file: &[u8]) -> Result<Fit> {
         let (width, height) = self.size(file)?;
         Ok(self.vision.fit(width, height, self.options.tokens)?)
     }
 
-    /// Returns width and height of a picture, from its header alone.
+    /// Returns width and height of a picture. Reads only its header.
     ///
     /// # Errors
     /// As [`Viewer::measure`].
@@ -147,7 +147,7 @@ impl Viewer {
         picture::measure(file, self.options.limits)
     }
 
-    /// Returns the soft tokens of an image, from the disk or from the tower.
+    /// Returns the soft tokens of an image, from disk or computed.
     fn soft_tokens(&self, image: &PreparedImage, device: &mut TowerDevice) -> Result<Vec<f32>> {
         self.open_device(device);
         let Some(directory) = &self.options.directory else {
@@ -168,10 +168,10 @@ impl Viewer {
         Ok(soft)
     }
 
-    /// Returns the image of a picture. Its soft tokens are computed unless they are kept.
+    /// Returns the image of a picture. Computes its soft tokens unless they are cached.
     ///
     /// # Errors
-    /// A [`Fault`] for a file that is no picture or beyond the limits, or a damaged tower.
+    /// A [`Fault`] for a file that is not a picture or exceeds the limits, or for a damaged tower.
     pub fn see(&self, file: &[u8]) -> Result<Arc<Image>> {
         let begun = Instant::now();
         let prepared = self.vision.prepare(file, self.options.tokens, self.options.limits)?;
@@ -193,7 +193,7 @@ impl Viewer {
         Ok(image)
     }
 
-    /// Computes an image unless another thread did so first, and returns whether one did.
+    /// Computes an image unless another thread already did. Returns whether another thread did.
     fn encoded(&self, prepared: &PreparedImage) -> Result<(Arc<Image>, bool)> {
         let mut device = lock(&self.encoding);
         match self.images.find(&prepared.digest) {
@@ -205,7 +205,7 @@ impl Viewer {
         }
     }
 
-    /// Computes soft tokens on the device. The processor takes its place if it fails.
+    /// Computes soft tokens on the device, and on the processor if that fails.
     fn computed(&self, image: &PreparedImage, device: &mut TowerDevice) -> Result<Vec<f32>> {
         if let TowerDevice::Open(open) = &*device {
             match self.vision.encode_on(image, &**open) {
@@ -216,12 +216,12 @@ impl Viewer {
         self.vision.encode(image, self.threads)
     }
 
-    /// Opens the device if an image needs it first.
+    /// Opens the device if it is still unopened.
     fn open_device(&self, device: &mut TowerDevice) {
         if let TowerDevice::Unopened(wanted, how) = *device {
             *device = match device_for(wanted, how) {
                 Ok(open) => TowerDevice::Open(open),
-                // A machine without a GPU needs no note unless one was asked for.
+                // Without a GPU, a note is only needed if one was requested.
                 Err(_) if wanted == Device::Auto => TowerDevice::Processor,
                 Err(error) => self.fall_back(&error),
             };
@@ -233,7 +233,7 @@ impl Viewer {
         TowerDevice::Processor
     }
 
-    /// Keeps a note for the user, unless the same one waits.
+    /// Adds a note for the user, unless the same note is pending.
     fn note(&self, note: String) {
         let mut notes = lock(&self.notes);
         if !notes.contains(&note) {
@@ -242,7 +242,7 @@ impl Viewer {
     }
 }
 
-/// Opens the GPU that computes towers for a model on `device`, which is not the processor.
+/// Opens the GPU that runs towers for a model on `device`, which must not be the processor.
 ///
 /// # Errors
 /// A [`Fault`] if there is none, or if it is in use.
@@ -254,8 +254,9 @@ pub fn device_for(device: Device, how: DeviceLock) -> Result<Arc<dyn DenseDevice
     backends::dense_device(choice, how, &Silence)
 }
 
-/// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
-/// stands for the program that computes them. A GPU may round otherwise than the processor.
+/// Returns the id under which an image's soft tokens are stored among the pages of prompts. It
+/// includes the source digest, since programs may compute them differently, and whether a GPU was
+/// used, since it may round differently.
 fn name(digest: &ImageDigest, device: &TowerDevice) -> PageId {
     let on_gpu = matches!(device, TowerDevice::Open(_));
     let hash = Sha256::new().chain_update("soft tokens").chain_update(env!("SOURCE_DIGEST"));
@@ -267,10 +268,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Opens the tower that the options name, the mmproj file beside the model, or the model's own.
+/// Opens the tower named in the options, else the mmproj file next to the model, else the model's
+/// own.
 ///
 /// # Errors
-/// A [`Fault`] if there is none, which names the file to get, or if one is damaged.
+/// A [`Fault`] if there is none (it names the file to get), or if it is damaged.
 pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
     if let Some(path) = &options.mmproj {
         return Vision::open(path)
@@ -283,7 +285,7 @@ pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
     tower_of(&place.path)
 }
 
-/// Opens the tower of the model at `path`: in the mmproj file beside it, or in its directory.
+/// Opens the tower of the model at `path`: in the mmproj file next to it, or in its directory.
 ///
 /// # Errors
 /// As [`tower`].
@@ -295,7 +297,7 @@ pub fn tower_of(path: &Path) -> Result<Vision> {
     }
 }
 
-/// Returns an error as the fault that it is, with all that it says.
+/// Converts an error to a fault with its full message.
 pub fn fault(error: &anyhow::Error) -> Fault {
     let found = fault_of(error);
     let (kind, help) = found.map_or((Kind::Model, None), |f| (f.kind, f.help.clone()));

@@ -1,4 +1,4 @@
-//! The machine that models are planned for: this one, or another of which only the memory is known.
+//! The machine to plan for: this one, or another one with known memory size only.
 
 use super::measure::Task;
 use super::{Placement, candidates_among, check_memory};
@@ -13,14 +13,14 @@ use std::cell::LazyCell;
 /// Devices of the backends, or the reason why there are none.
 type Found = Result<Vec<DeviceInfo>, Fault>;
 
-/// A machine, and the options that say which part of it is used.
+/// A machine, and the options that select the used part of it.
 pub struct Host<'a> {
     run: &'a RunOptions,
-    /// Memory that is free; `None` where the system does not say.
+    /// Free memory in bytes; `None` if the system does not report it.
     pub available: Option<u64>,
-    /// All memory, of a machine that is not this one.
+    /// Total memory in bytes, if this is another machine.
     pub elsewhere: Option<u64>,
-    /// Listed at the first use: small models need no driver.
+    /// Listed on first use, since small models need no driver.
     found: LazyCell<Found, Box<dyn FnOnce() -> Found + 'a>>,
 }
 
@@ -43,12 +43,12 @@ impl<'a> Host<'a> {
         Host { found: LazyCell::new(Box::new(move || devices)), ..Host::bare(run, available) }
     }
 
-    /// Makes another machine of so much memory.
+    /// Returns another machine with `memory` bytes.
     pub fn other(run: &'a RunOptions, memory: u64) -> Result<Host<'a>> {
         let wants_gpu = matches!(run.device, Device::Vulkan(_))
             || !matches!(run.gpu_layers, GpuLayers::Auto | GpuLayers::N(0));
         if wants_gpu {
-            let fault = Fault::usage("--memory plans for another machine, whose GPU is not known");
+            let fault = Fault::usage("--memory plans for another machine with an unknown GPU");
             return Err(fault
                 .help(
                     "leave out --device and --gpu-layers: \
@@ -59,7 +59,7 @@ impl<'a> Host<'a> {
         Ok(Host { elsewhere: Some(memory), ..Host::bare(run, Some(memory - in_use(memory))) })
     }
 
-    /// Returns one without a GPU.
+    /// Returns a machine without a GPU.
     fn bare(run: &'a RunOptions, available: Option<u64>) -> Host<'a> {
         Host { run, available, elsewhere: None, found: LazyCell::new(Box::new(|| Ok(Vec::new()))) }
     }
@@ -70,7 +70,7 @@ impl<'a> Host<'a> {
         Ok(candidates_among(task, self.run, devices, listener)?.swap_remove(0))
     }
 
-    /// Refuses a placement that takes more memory than there is.
+    /// Fails for a placement that needs more memory than available.
     pub fn check(&self, placement: &Placement) -> Result<()> {
         check_memory(placement, self.available)
     }
@@ -90,8 +90,7 @@ fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
     }
 }
 
-/// Returns memory of another machine that the system and other programs are taken to use: a
-/// quarter, and at most 8 GB.
+/// Returns the memory assumed to be in use on another machine: a quarter, at most 8 GB.
 pub fn in_use(memory: u64) -> u64 {
     (memory / 4).min(8_000_000_000)
 }

@@ -1,4 +1,4 @@
-//! Memory of a model, part by part, wherever its layers run: a dry run of the code that loads it.
+//! Measures a model's memory by purpose for any placement, with a dry run of the loading code.
 
 use crate::runtime::devices::backends;
 use crate::runtime::devices::npu;
@@ -11,15 +11,15 @@ use gemma_model::models::forward::{self, Forward, ForwardOptions, SparePages};
 use gemma_model::models::{ExpertSpec, Role, TensorSpec, Weights};
 use serde::Serialize;
 
-/// Bytes that one side takes.
+/// Bytes of one side (GPU or processor).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Need {
     pub weights: u64,
-    /// Keys and values, with the scratch rows of a pass.
+    /// Keys and values, including the scratch rows of a pass.
     pub kv: u64,
-    /// Every other buffer.
+    /// All other buffers.
     pub activations: u64,
-    /// While the weights are loaded.
+    /// Buffers that only exist while weights are loaded.
     pub staging: u64,
 }
 
@@ -31,33 +31,32 @@ impl Need {
     }
 }
 
-/// Bytes that a pass over one row of each sequence reads.
+/// Bytes that a pass over one row per sequence reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reads {
     pub weights: u64,
-    /// Keys and values when the context is full; a sliding window is seen no further than it
-    /// reaches.
+    /// Keys and values with a full context; sliding windows are read only as far as they reach.
     pub kv_when_full: u64,
 }
 
 /// Bytes of keys and values by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KvParts {
-    /// The whole context of global layers, and the window of the others: what queries can see, of
-    /// all sequences.
+    /// Positions visible to queries, over all sequences: the whole context in global layers, and
+    /// the window in the others.
     pub global: u64,
     pub window: u64,
-    /// Pages beside those of the sequences, for prefixes.
+    /// Pages for prefixes, in addition to those of the sequences.
     pub prefixes: u64,
-    /// Whole pages, and room in the rings for a pass and for taking tokens back.
+    /// Rounding to whole pages, and ring space for a pass and for rollbacks.
     pub slack: u64,
-    /// Rows of a pass that nothing has accepted yet.
+    /// Rows of a pass that are not committed yet.
     pub scratch: u64,
 }
 
 impl KvParts {
-    /// Counts the bytes of layers that make room for `context` positions of each sequence, in
-    /// passes of `rows` rows.
+    /// Counts the bytes of layers with room for `context` positions per sequence, in passes of
+    /// `rows` rows.
     fn of<'a>(
         layers: impl Iterator<Item = &'a KvLayer>,
         (sequences, context): (usize, usize),
@@ -79,7 +78,7 @@ impl KvParts {
     }
 }
 
-/// One side of the machine.
+/// The part of a model on one side of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     pub layers: usize,
@@ -88,19 +87,19 @@ pub struct Share {
     pub reads: Reads,
 }
 
-/// A model spread over the machine.
+/// Memory of a model spread over the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryLayout {
     pub gpu: Share,
     pub cpu: Share,
-    /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys
-    /// and values, queries and results.
+    /// Bytes of main memory for an NPU: its own copy of the global layers' keys and values, queries
+    /// and results.
     pub npu: u64,
-    /// The GPU's memory in the order in which it will be asked for.
+    /// GPU allocations in the order in which they are made.
     pub pieces: Pieces,
 }
 
-/// Returns the bytes of the experts of these layers that a pass over one row does not read.
+/// Returns the bytes of these layers' experts that a pass over one row does not read.
 pub fn idle_experts(weights: &Weights, layers: std::ops::Range<usize>) -> u64 {
     let Some(ExpertSpec { count, used, .. }) = weights.config().experts else { return 0 };
     let tensors = weights.matrices().filter(|t| t.role.is_of_experts());
@@ -112,18 +111,18 @@ pub fn idle_experts(weights: &Weights, layers: std::ops::Range<usize>) -> u64 {
     all / count as u64 * (count - used) as u64
 }
 
-/// A model to be loaded, and its room.
+/// A model to load, and its capacity.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     pub weights: &'a Weights,
     /// Positions of each sequence.
     pub context: usize,
     pub kv: KvFormat,
-    /// Texts that share a pass, each with keys and values of its own.
+    /// Texts that share a pass, each with its own keys and values.
     pub sequences: usize,
-    /// Bytes for prefixes beside them.
+    /// Bytes for prefixes, in addition to the sequences.
     pub prefixes: u64,
-    /// An NPU was asked for.
+    /// Whether an NPU was requested.
     pub npu: bool,
 }
 
@@ -132,7 +131,7 @@ impl Task<'_> {
         self.weights.config().layers.len()
     }
 
-    /// Pages for prefixes.
+    /// Returns the pages for prefixes.
     pub fn spare(&self) -> SparePages {
         SparePages::within(self.prefixes, self.weights.config(), self.kv, self.context)
     }
@@ -152,7 +151,7 @@ impl Task<'_> {
             return Ok(MemoryLayout {
                 gpu: staged(self.share(&model, 0..on_gpu, gpu.held(), false)),
                 cpu: self.share(&model, on_gpu..n, cpu.held(), true),
-                npu: 0, // It works beside one device only.
+                npu: 0, // An NPU only works with a single device.
                 pieces: gpu.pieces(),
             });
         }
@@ -184,8 +183,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// Returns the share of `layers` with these bytes of weights and buffers. `embeds` tells
-    /// whether the embedding table is on this side.
+    /// Returns the share of `layers` with these bytes of weights and buffers. `embeds` says whether
+    /// the embedding table is on this side.
     fn share(
         &self,
         model: &Forward,
@@ -217,14 +216,14 @@ impl Task<'_> {
         }
     }
 
-    /// Returns the most layers that fit into what is free on the device, and what they take; `None`
-    /// if not even one does.
+    /// Returns the layout with the most layers that fit in the device's free memory; `None` if not
+    /// even one does.
     pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<MemoryLayout>> {
         let fits = |n: usize| -> Result<Option<MemoryLayout>> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };
-        // The memory of n layers grows with n.
+        // Memory increases with the number of layers, so a binary search finds the largest number.
         let (mut best, mut low, mut high) = (None, 1, self.layers());
         while low <= high {
             let middle = high.midpoint(low);

@@ -1,5 +1,5 @@
-//! Choice of the place where a model runs: by `--device` and `--gpu-layers`, the machine's devices,
-//! and their memory.
+//! Chooses where a model runs, from `--device` and `--gpu-layers`, the machine's devices, and their
+//! memory.
 
 pub mod host;
 pub mod measure;
@@ -17,10 +17,10 @@ use gemma_base::error::{Fault, Kind};
 use gemma_base::util::units::bytes;
 use measure::{MemoryLayout, Need, Task};
 
-/// A model's layers on the machine's parts.
+/// Assignment of a model's layers to the machine's devices.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// The GPU; `None` where all layers run on the processor.
+    /// The GPU; `None` if all layers run on the processor.
     pub device: Option<DeviceInfo>,
     pub layout: MemoryLayout,
 }
@@ -49,13 +49,13 @@ impl Placement {
     }
 }
 
-/// Smaller models run from the processor's caches: a GPU's launches would cost more than they
-/// bring.
+/// Weight bytes below which a model runs from the processor's caches. A GPU's launch overhead would
+/// exceed its gain.
 const SMALL: u64 = 200_000_000;
 
-/// Returns the places for the model, the best first.
+/// Returns the possible placements, the best first.
 ///
-/// A named device is taken or refused. Under `auto` a GPU that cannot serve is reported once.
+/// A named device is used or an error is returned. Under `auto`, unusable GPUs are reported once.
 pub fn candidates(
     task: &Task<'_>,
     options: &RunOptions,
@@ -64,7 +64,7 @@ pub fn candidates(
     candidates_among(task, options, probe, listener)
 }
 
-/// Returns the same among the devices that `found` lists.
+/// Like [`candidates`], for the devices that `found` lists.
 pub fn candidates_among(
     task: &Task<'_>,
     options: &RunOptions,
@@ -85,7 +85,7 @@ pub fn candidates_among(
             let devices = found()?;
             let best = on_gpu(task, choose(&devices, Choice::Best)?, wish);
             let others = ranked(&devices).into_iter().skip(1).map(|d| on_gpu(task, d, wish));
-            // Where none fits, the best one says why.
+            // If none fits, the error is that of the best one.
             let mut list: Vec<Placement> = others.flatten().collect();
             list.splice(0..0, best.as_ref().ok().cloned());
             if list.is_empty() { best.map(|p| vec![p]) } else { Ok(list) }
@@ -102,7 +102,7 @@ pub fn candidates_among(
     }
 }
 
-/// Returns the GPUs that take at least one layer, the one that takes most first.
+/// Returns the GPUs that fit at least one layer, the one that fits most first.
 fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec<Placement> {
     let (mut list, mut why) = (Vec::new(), None);
     for device in ranked(devices) {
@@ -111,7 +111,7 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec
             Err(e) => why = why.or(Some(e)),
         }
     }
-    // The sort is stable: the better device goes first among those that take as much.
+    // The sort is stable: of devices that fit equally many layers, the better one comes first.
     list.sort_by_key(|p| std::cmp::Reverse(p.layout.gpu.layers));
     if let Some(why) = why.filter(|_| list.is_empty()) {
         listener.note(&format!("running on the processor: {why:#}"));
@@ -119,8 +119,8 @@ fn gpus(task: &Task<'_>, devices: &[DeviceInfo], listener: &dyn Listener) -> Vec
     list
 }
 
-/// Returns a discrete GPU for a second model: where all of it fits into what is free now, if it is
-/// too large for the processor's caches.
+/// Returns a discrete GPU for a second model if it fits completely in the free memory. Returns
+/// `None` if the model is small enough for the processor's caches.
 pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
     if on_cpu(task)?.layout.cpu.need.weights < SMALL {
         return Ok(None);
@@ -138,7 +138,7 @@ fn on_cpu(task: &Task<'_>) -> Result<Placement> {
     Ok(Placement { device: None, layout: task.measure(None, 0)? })
 }
 
-/// As many layers on this GPU as asked for, if they fit.
+/// Places the requested number of layers on this GPU, if they fit.
 fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Placement> {
     let here = |layout| Placement { device: Some(device.clone()), layout };
     let layers = match wish {
@@ -174,7 +174,7 @@ fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Place
     Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
 }
 
-/// Returns the bytes of a side in words.
+/// Describes the bytes of a side.
 fn parts(need: Need) -> String {
     let staging = if need.staging > 0 {
         format!(" and {} for loading", bytes(need.staging))
@@ -187,11 +187,11 @@ fn parts(need: Need) -> String {
     )
 }
 
-/// Refuses a placement that would make the machine swap. `available` is the free memory that the
+/// Fails for a placement that would make the machine swap. `available` is the free memory that the
 /// system reports.
 pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()> {
     let need = placement.layout.cpu.need;
-    // A GPU that shares the memory takes from it too.
+    // A GPU that shares main memory also uses it.
     let shared = placement.device.as_ref().is_some_and(|d| d.is_integrated || d.is_cpu);
     let gpu = if shared { placement.layout.gpu.need.total() } else { 0 };
     let all = [need.total(), gpu, placement.layout.npu].into_iter().fold(0, u64::saturating_add);
@@ -263,8 +263,8 @@ mod tests {
             let list = gpus(&task, devices, &Silence);
             list.iter().map(|p| (p.device.as_ref().unwrap().index, p.layout.gpu.layers)).collect()
         };
-        // All fits on two: the discrete one is the better. A little fits on the third, nothing on
-        // the fourth.
+        // Everything fits on two devices, and the discrete one is better. Some fits on the third,
+        // nothing on the fourth.
         let devices = [
             device(0, true, 1 << 33),
             device(1, false, 3 << 29),
@@ -279,7 +279,7 @@ mod tests {
         let layers = list[2].1;
         let need = |n| task.measure(Some(&devices[1]), n).unwrap().gpu.need.total();
         assert!(need(layers) <= devices[1].free() && need(layers + 1) > devices[1].free());
-        // A number is taken as it is, or refused with one that fits.
+        // A given number is used, or rejected with a number that fits.
         assert_eq!(on_gpu(&task, &devices[1], GpuLayers::N(1)).unwrap().layout.gpu.layers, 1);
         let refused = on_gpu(&task, &devices[1], GpuLayers::N(layers + 1)).unwrap_err();
         let fault = gemma_base::error::fault_of(&refused).unwrap();

@@ -1,4 +1,4 @@
-//! Predicted speed of a placement: the bytes that a pass reads, divided by the speed of their
+//! Predicts the speed of a placement: bytes that a pass reads, divided by the speed of their
 //! memory. The prediction is an upper bound.
 
 use super::Placement;
@@ -15,10 +15,11 @@ use gemma_base::util::units::digits3;
 use serde::Serialize;
 use std::borrow::Cow;
 
-/// Assumed reading speed of a discrete GPU's memory, if it was not measured: that of a middle one.
+/// Assumed read speed of an unmeasured discrete GPU's memory, a mid-range value, in GB/s.
 const ASSUMED: f64 = 300.0;
 
-/// Assumed reading speed of another machine's memory: two channels of DDR5-5600, as in laptops.
+/// Assumed read speed of another machine's memory in GB/s: two channels of DDR5-5600, as in
+/// laptops.
 const ELSEWHERE: f64 = 60.0;
 
 /// Speeds of the memories.
@@ -28,21 +29,21 @@ pub struct Speeds {
     pub gpu: Option<Speed>,
 }
 
-/// Prediction of a pass over one row, at most as fast as memory allows.
+/// Predicted speed of a pass over one row, limited by memory bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     pub ms_per_pass: f64,
     pub ms_per_pass_when_full: f64,
-    /// Passes a second with a full context, and with an empty one. Plain decoding gives one token a
-    /// pass.
+    /// Passes per second with a full context, and with an empty one. Plain decoding generates one
+    /// token per pass.
     pub passes_per_s: [f64; 2],
-    /// Bytes of weights that it reads from the GPU's memory and from the processor's.
+    /// Bytes of weights read from the GPU's memory and from the processor's.
     #[serde(skip)]
     pub reads: [u64; 2],
 }
 
 impl Speeds {
-    /// Measures the processor's memory; a GPU that shares it is taken to read as fast.
+    /// Measures the processor's memory. A GPU that shares it is assumed to be as fast.
     pub fn new(pool: &Pool, device: Option<&DeviceInfo>) -> Speeds {
         Speeds { cpu: memory_speed(pool), gpu: None }.beside(device)
     }
@@ -52,7 +53,7 @@ impl Speeds {
         Speeds { cpu: Speed::new(ELSEWHERE, "assumed"), gpu: None }
     }
 
-    /// Returns the speeds beside this GPU, or without one. An unknown speed is assumed.
+    /// Adds the speed of this GPU, or of none. An unknown speed is assumed.
     pub fn beside(self, device: Option<&DeviceInfo>) -> Speeds {
         let Speeds { cpu, gpu } = self;
         let assumed =
@@ -61,7 +62,7 @@ impl Speeds {
         Speeds { cpu, gpu: device.map(|d| gpu.unwrap_or_else(|| guessed(d))) }
     }
 
-    /// Returns the same with the GPU's speed measured, which takes some of its memory for a moment.
+    /// Measures the GPU's speed, which temporarily uses some of its memory.
     pub fn measured(self, device: &DeviceInfo, listener: &dyn Listener) -> Result<Speeds> {
         let mut exec = backends::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
@@ -78,14 +79,14 @@ impl Speeds {
         Ok(Speeds { gpu: Some(Speed::new(read / 1e9, "measured")), ..self })
     }
 
-    /// Takes speeds from the user: one for both memories, or the GPU's and the processor's.
+    /// Uses speeds given by the user: one for both memories, or the GPU's and the processor's.
     pub fn given(speeds: &[f64]) -> Speeds {
         let speed = |gb_per_s| Speed::new(gb_per_s, "given");
         let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));
         Speeds { cpu: last, gpu: Some(first) }
     }
 
-    /// Returns a prediction in words, and what it rests on.
+    /// Describes a prediction and its basis.
     pub fn describe(&self, p: &Prediction) -> String {
         format!(
             "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) {}: {}",
@@ -97,10 +98,10 @@ impl Speeds {
         )
     }
 
-    /// Returns the speeds that a prediction rests on.
+    /// Describes the speeds that a prediction is based on.
     pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.origin());
-        // A memory from which nothing is read is left out.
+        // Leaves out a memory that is not read.
         let parts = [
             ("GPU", self.gpu.filter(|_| p.reads[0] > 0)),
             ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0)),

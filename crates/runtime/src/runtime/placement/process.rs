@@ -1,4 +1,4 @@
-//! Memory of a process beside its model.
+//! Memory of a process in addition to its model.
 
 use super::measure::Task;
 use crate::runtime::model::partner::SLOW_PASS;
@@ -8,30 +8,30 @@ use gemma_model::models::gemma3::bundled::{self, DraftSize};
 use gemma_model::models::{Config, Weights};
 use serde::Serialize;
 
-/// Bytes of a tokenizer for each token of its vocabulary, measured on Gemma 3's.
+/// Bytes of a tokenizer per token of its vocabulary, measured with Gemma 3's.
 const TOKEN: u64 = 420;
-/// Bytes of a process with no model: code that was relocated, buffers, the stacks of threads.
+/// Bytes of a process without a model: relocated code, buffers, and thread stacks.
 const PROGRAM: u64 = 8 << 20;
-/// Bytes of the tables of drafts that need no model, and of a draft model's vocabulary.
+/// Bytes of the tables of model-free drafts, and of a draft model's vocabulary.
 const TABLES: u64 = 16 << 20;
 
-/// Rows of logits, f32, that a pass over drafts leaves in the process.
+/// Rows of f32 logits that a pass over drafts keeps in the process.
 const LOGITS: u64 = 32;
-/// Tokens of Gemma 3's vocabulary, and rows that its tables may have beside them.
+/// Tokens of Gemma 3's vocabulary, and most extra rows in its tables.
 const GEMMA: usize = 262_144;
 const PADDING: usize = 64;
 
-/// Bytes of the processor's memory that a process takes beside its model.
+/// Bytes of main memory that a process uses in addition to its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProcessMemory {
     pub tokenizer: u64,
-    /// The bundled draft model for this vocabulary, and what it needs.
+    /// The bundled draft model for this vocabulary, with its buffers.
     pub drafts: u64,
     pub program: u64,
 }
 
 impl ProcessMemory {
-    /// Counts for a model whose passes take so many seconds.
+    /// Estimates the memory for a model with passes of `pass` seconds.
     pub fn of(task: &Task<'_>, pass: f32) -> Result<ProcessMemory> {
         let rows = task.weights.config().vocab;
         let draft = match draft(rows, pass)? {
@@ -51,7 +51,7 @@ impl ProcessMemory {
     }
 }
 
-/// Returns the bundled draft model for a vocabulary of so many tokens.
+/// Returns the bundled draft model for a vocabulary of `rows` tokens.
 fn draft(rows: usize, pass: f32) -> Result<Option<Weights>> {
     if !cfg!(feature = "bundled") {
         return Ok(None);

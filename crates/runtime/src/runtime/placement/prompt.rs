@@ -1,5 +1,5 @@
-//! Predicted time to read a prompt, and what the rows of drafts cost: their multiplications, at the
-//! speed that was just measured with a small model of the same formats.
+//! Predicts the time to read a prompt, and the cost of draft rows, from their number of
+//! multiplications. Their speed is measured with a small model of the same formats.
 
 use super::Placement;
 use super::measure::Task;
@@ -20,34 +20,34 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tokens of the document that reading times are given for.
+/// Length in tokens of the document for which reading times are predicted.
 pub const DOCUMENT: usize = 4000;
 
 /// Rows of a timed pass that reads a prompt.
 const ROWS: usize = 128;
-/// Rows of the timed passes that verify drafts, after the one of plain decoding.
+/// Row counts of timed passes that verify drafts, the first of them plain decoding.
 pub const VERIFIED: [usize; 5] = [1, 2, 4, 8, 16];
-/// Rounds of passes of each of these sizes, in turn; the fastest of a size counts.
+/// Rounds of passes over these sizes in turn; the fastest of each size counts.
 const ROUNDS: usize = 6;
-/// Most bytes of weights that these passes read. They are to come from memory, as a model's do.
+/// Most bytes of weights in the small model. They should come from memory, like those of a real
+/// model.
 const MOST_BYTES: u64 = 64 << 20;
-/// Tokens before the pass that attention is timed with.
+/// Tokens before the pass that measures attention.
 const DEPTH: usize = 512;
-/// Timed passes; the fastest counts.
+/// Number of timed passes; the fastest counts.
 const PASSES: usize = 5;
 
-/// Predicted time to read a prompt of [`DOCUMENT`] tokens, or as many as the context holds.
+/// Predicted time to read a prompt of [`DOCUMENT`] tokens, or of the context's length if shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Reading {
     pub tokens: usize,
     pub seconds: f64,
     pub tokens_per_s: f64,
-    /// Times that passes of [`VERIFIED`] rows take as long as one of a single row.
+    /// Time of passes with [`VERIFIED`] rows, relative to one row.
     pub cost_of_rows: [f64; VERIFIED.len()],
 }
 
-/// Multiplications that a prompt takes in some layers: by the format of the weights, and in
-/// attention.
+/// Multiplications of a prompt in some layers: by weight format, and in attention.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Work {
     linear: HashMap<Format, f64>,
@@ -63,14 +63,14 @@ impl Work {
         Ok(self)
     }
 
-    /// Counts the multiplications of a prompt of `tokens` in the layers `layers`.
+    /// Counts the multiplications of a prompt of `tokens` tokens in the layers `layers`.
     fn of(weights: &Weights, layers: Range<usize>, tokens: usize) -> Result<Work> {
         let config = weights.config();
         let mut work = Work::default();
         for tensor in weights.matrices() {
             if tensor.role.is_layer() && layers.contains(&tensor.layer) {
                 let format = weights.format(tensor.role, tensor.layer)?;
-                // Each token meets its experts alone.
+                // Each token only uses its chosen experts.
                 let experts = config.experts.filter(|_| tensor.role.is_of_experts());
                 let share = experts.map_or(1.0, |e| e.used as f64 / e.count as f64);
                 let weights = tensor.size() as f64 * share;
@@ -79,7 +79,8 @@ impl Work {
         }
         for layer in &config.layers[layers] {
             let window = layer.window.unwrap_or(tokens).min(tokens);
-            // The first `window` queries see one key more each, the others `window`.
+            // Each of the first `window` queries sees one key more than the one before; the others
+            // see `window`.
             let seen = window * (window + 1) / 2 + (tokens - window) * window;
             work.attention += (2 * layer.query_width() * seen) as f64;
         }
@@ -87,17 +88,17 @@ impl Work {
     }
 }
 
-/// Multiplications a second of one device.
+/// Multiplications per second of one device.
 #[derive(Debug, Default)]
 struct Rates {
     linear: HashMap<Format, f64>,
     attention: f64,
-    /// Seconds for each weight of passes of [`VERIFIED`] rows.
+    /// Seconds per weight in passes of [`VERIFIED`] rows.
     rows: HashMap<Format, [f64; VERIFIED.len()]>,
 }
 
 impl Rates {
-    /// Times small models on what `place` makes.
+    /// Times small models on the executors that `place` creates.
     fn measure(
         formats: impl Iterator<Item = Format>,
         kv: KvFormat,
@@ -120,8 +121,8 @@ impl Rates {
             small.engine.commit(&[(0, &(0..ROWS as u32).collect::<Vec<_>>())])?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
-        // A deep pass may measure shorter if other programs used the processor meanwhile. Attention
-        // then counts as nothing.
+        // The deep pass may measure faster than the shallow one if other programs ran. Attention is
+        // then free.
         rates.attention = products as f64 / (small.seconds(ROWS)? - shallow).max(0.0);
         Ok(rates)
     }
@@ -131,26 +132,26 @@ impl Rates {
         linear + work.attention / self.attention
     }
 
-    /// Returns the seconds of passes of [`VERIFIED`] rows, for the work of a row.
+    /// Returns the seconds of passes with [`VERIFIED`] rows, for the work of one row.
     fn of_rows(&self, row: &Work) -> [f64; VERIFIED.len()] {
         let of = |at| row.linear.iter().map(|(format, n)| n * self.rows[format][at]).sum();
         std::array::from_fn(of)
     }
 }
 
-/// Channels of a head of the small models.
+/// Head dimension of the small models.
 const HEAD_DIM: usize = 128;
 
-/// A made-up model of few layers.
+/// A random model with few layers.
 struct Small {
     engine: PlannedEngine,
-    /// Weights of the layers' matrices.
+    /// Number of weights in the layers' matrices.
     weights: usize,
     scores: Scores,
 }
 
 impl Small {
-    /// Makes a model of `[dim, ffn_dim, n_heads]`, with half as many heads of keys and values.
+    /// Creates a model of `[dim, ffn_dim, n_heads]`, with half as many KV heads.
     fn new(
         [dim, ffn, heads]: [usize; 3],
         layers: usize,
@@ -179,27 +180,27 @@ impl Small {
         })
     }
 
-    /// Makes a pass of `rows` rows.
+    /// Runs a pass of `rows` rows.
     fn pass(&mut self, rows: usize) -> Result<()> {
         let tokens: Vec<Token> = (0..rows as Token).collect();
         self.engine.forward(&TokenTree::chain(&tokens), Rows::Last, &mut self.scores)
     }
 
-    /// Times passes of [`VERIFIED`] rows. All sizes take turns, so that other programs meet them
-    /// alike. Returns seconds for each weight.
+    /// Times passes of [`VERIFIED`] rows, in turns so that other programs affect all sizes equally.
+    /// Returns seconds per weight.
     fn seconds_of_rows(&mut self) -> Result<[f64; VERIFIED.len()]> {
         let mut best = [f64::INFINITY; VERIFIED.len()];
         for round in 0..=ROUNDS {
             for (best, rows) in best.iter_mut().zip(VERIFIED) {
                 let start = Instant::now();
                 self.pass(rows)?;
-                // The first passes find nothing in the caches.
+                // The first passes find cold caches.
                 if round > 0 {
                     *best = best.min(start.elapsed().as_secs_f64());
                 }
             }
         }
-        // More rows take no less time: such a measurement lost a time slice.
+        // A larger pass never takes less time. If it seems to, the smaller one lost a time slice.
         let mut least = f64::INFINITY;
         for seconds in best.iter_mut().rev() {
             least = least.min(*seconds);
@@ -208,9 +209,9 @@ impl Small {
         Ok(best)
     }
 
-    /// Times one pass where the engine is; nothing of it is kept.
+    /// Times one pass at the engine's current position, without committing it.
     fn seconds(&mut self, rows: usize) -> Result<f64> {
-        // The first pass finds nothing in the caches, and a GPU's kernels not compiled.
+        // The first pass finds cold caches, and may compile a GPU's kernels.
         self.pass(rows)?;
         let mut best = f64::INFINITY;
         for _ in 0..PASSES {
@@ -222,8 +223,10 @@ impl Small {
     }
 }
 
-/// Returns the time in which the placed model reads a document. Returns `None` if a GPU has layers
-/// and `on_gpu` is missing: timing a GPU takes seconds, and a note to that listener.
+/// Predicts the time in which the placed model reads a document.
+///
+/// Returns `None` if a GPU has layers and `on_gpu` is missing, because timing a GPU takes seconds.
+/// `on_gpu` receives a note about it.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,
@@ -241,7 +244,7 @@ pub fn reading(
     };
     let mut reading = Reading { tokens, ..Reading::default() };
     let mut add = |layers: Range<usize>, place: &dyn Fn() -> Result<Box<dyn Executor>>| {
-        // The head is where the first layer is.
+        // The head is on the side of the first layer.
         let (is_first, weights) = (layers.start == 0, task.weights);
         let work = Work::of(weights, layers.clone(), tokens)?;
         let row = Work::of(weights, layers, 1)?;
@@ -289,16 +292,16 @@ mod tests {
             work.linear.into_iter().collect::<Vec<_>>(),
             [(Format::I4_G32, (1000 * matrices) as f64)]
         );
-        // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to
-        // 1000.
+        // A window of 512: 512 queries see 1 to 512 keys, 488 see 512. In a global layer they see 1
+        // to 1000.
         let globals = c.global_layers().len();
         let seen = globals * 500_500 + (n - globals) * (131_328 + 488 * 512);
         assert_eq!(work.attention, (2 * layer.query_width() * seen) as f64);
-        // A row also goes through the head, which is the table.
+        // A row also passes through the head, which is the embedding table.
         let row = Work::of(&weights, 0..n, 1).unwrap().with_head(&weights).unwrap();
         let (all, head) = (row.linear.values().sum::<f64>(), (c.vocab * c.dim) as f64);
         assert_eq!(all, matrices as f64 + head);
-        // Layers of two sides add up.
+        // Layers on both sides add up.
         let [a, b] = [0..7, 7..n].map(|layers| Work::of(&weights, layers, 1000).unwrap());
         assert_eq!(a.attention + b.attention, work.attention);
     }

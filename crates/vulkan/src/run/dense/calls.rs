@@ -9,14 +9,14 @@ use gemma_base::compute::dense::{
     DenseAttention, DenseNetwork, DenseOp, DenseProduct, DenseShape, Limits, Register, VectorNumber,
 };
 
-/// Rows of attention are cut at multiples of this.
+/// Tiles of attention rows are multiples of this.
 pub const TILE: usize = 128;
-/// Threads of a workgroup of `dense_product`, and elements of a thread along each side.
+/// Threads of a workgroup of `dense_product`, and elements per thread along each side.
 const THREADS: usize = 256;
 const SIDE: usize = 8;
-/// Workgroups along x where their number has no other limit: LINE of the shaders.
+/// Most workgroups along x: LINE of the shaders.
 const LINE: usize = 32768;
-/// Runs of a workgroup of `dense_norm`, and values of one of `dense_each`.
+/// Runs per workgroup of `dense_norm`, and values per workgroup of `dense_each`.
 const RUNS: usize = 16;
 const EACH: usize = 256;
 /// Operations of `dense_each`.
@@ -31,25 +31,25 @@ const POOL: u32 = 5;
 #[derive(Clone, Copy, Debug)]
 pub struct DenseMatrix {
     pub address: u64,
-    /// How values are stored: B_TYPE of `dense_product`.
+    /// Storage type of the values: B_TYPE of `dense_product`.
     pub kind: u32,
 }
 
-/// The addresses that calls need.
+/// Addresses that calls need.
 pub struct Places<'a> {
     pub network: &'a DenseNetwork,
     pub registers: &'a [u64],
     pub matrices: &'a [DenseMatrix],
     pub vectors: &'a [u64],
-    /// f32 `[heads, rows of a tile, rows]`: scores of attention.
+    /// f32 `[heads, rows of a tile, rows]`: attention scores.
     pub scores: u64,
-    /// f32 `[heads, rows of a tile]`: factors of their rows.
+    /// f32 `[heads, rows of a tile]`: factors of the tile's rows.
     pub factors: u64,
-    /// Rows of queries that are computed together.
+    /// Query rows that are computed together.
     pub tile: usize,
 }
 
-/// A factor of a product: address, and floats from row to row and from head to head.
+/// A factor of a product: its address, and the floats between rows and between heads.
 #[derive(Clone, Copy)]
 struct Factor {
     address: u64,
@@ -57,23 +57,23 @@ struct Factor {
     head: usize,
 }
 
-/// A product of each head.
+/// One product per head.
 struct HeadProducts {
-    /// Rows, columns, and terms of a sum.
+    /// Rows, columns, and terms per sum.
     size: [usize; 3],
     heads: usize,
-    /// Heads of `a` that share one of `b`.
+    /// Number of heads of `a` that share a head of `b`.
     share: usize,
     a: Factor,
     b: Factor,
     c: Factor,
-    /// Columns of `b` follow each other, each with its terms.
+    /// Whether `b` is stored column by column.
     along: bool,
     kind: u32,
 }
 
 impl HeadProducts {
-    /// Returns the kernel and its arguments without anything else than products.
+    /// Returns kernel and arguments of a plain product.
     fn plain(&self) -> (kernels::DenseProduct, DenseProductPush) {
         let HeadProducts { size: [m, n, k], share, a, b, c, .. } = *self;
         let fours = |sizes: &[usize]| sizes.iter().all(|n| n.is_multiple_of(4));
@@ -126,7 +126,7 @@ impl HeadProducts {
     }
 }
 
-/// Returns workgroups for `count` pieces of work.
+/// Returns the workgroups for `count` pieces of work.
 fn lines(count: usize, each: usize) -> [usize; 3] {
     let groups = count.div_ceil(each);
     [groups.min(LINE), groups.div_ceil(LINE), 1]
@@ -189,7 +189,7 @@ impl Places<'_> {
         Call { accesses, label: "tower product", ..products.call(&kernel, &push) }
     }
 
-    /// Appends scores, softmax and sums of values for each tile of rows.
+    /// Appends scores, softmax and weighted sums of values for each tile of rows.
     fn attention(&self, attention: &DenseAttention, calls: &mut Vec<Call>) {
         let DenseAttention { q, k, v, out, heads, scale } = *attention;
         let (rows, dim) = (self.network.rows(q), heads.dim);

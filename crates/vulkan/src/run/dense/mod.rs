@@ -1,7 +1,7 @@
 //! Dense networks, such as image towers, on a device. See [`gemma_base::compute::dense`].
 //!
-//! Matrices stay on the device in the type of their file. Registers and scores stay too if they are
-//! small for the device. Products, norms and softmax follow the order of the processor's kernels.
+//! Matrices stay on the device in their file's type. Registers and scores also stay if they are
+//! small for the device. Products, norms and softmax use the order of the processor's kernels.
 //! Results have the processor's bits if the device fuses multiply-adds and rounds divisions and
 //! roots correctly.
 
@@ -25,22 +25,22 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that are sent at a time, and how many parts of them are on their way.
+/// Bytes per part of an upload, and number of parts in flight.
 const PART: usize = 16 << 20;
 const PARTS: usize = 2;
-/// Threads that copy to memory that the device sees.
+/// Threads that copy to host-visible memory.
 const COPIERS: usize = 4;
-/// Most bytes of the scores of attention, and the share of the device's memory that they take.
+/// Most bytes of attention scores, and their largest share of the device's memory (as a divisor).
 const SCORES: u64 = 1 << 30;
 const SHARE_OF_SCORES: u64 = 16;
-/// Share of the device's memory that registers and scores keep between images.
+/// Share of the device's memory (as a divisor) that registers and scores may keep between images.
 const SHARE_OF_ROOM: u64 = 32;
-/// Multiply-adds of the first submission. Later ones are twice as large as long as none takes
-/// [`LONG`]: drivers take a device for lost that takes seconds.
+/// Multiply-adds of the first submission. Later ones double in size until one takes [`LONG`],
+/// because drivers treat a submission of seconds as a device loss.
 const FIRST_WORK: u64 = 2 << 30;
 const LONG: Duration = Duration::from_millis(80);
 
-/// A device that computes dense networks, one after the other.
+/// A device that runs dense networks, one after the other.
 pub struct VulkanDense {
     state: Mutex<State>,
 }
@@ -56,15 +56,15 @@ struct State {
     // Dropped first: it waits for the device.
     device: VulkanExecutor,
     resident: Option<Resident>,
-    /// Registers, vectors, scores and factors of the network that was run last.
+    /// Registers, vectors, scores and factors of the network that ran last.
     room: Vec<Block>,
     up: Block,
     down: Option<Block>,
     /// Submissions that read each part of `up`.
     sent: [u64; PARTS],
-    /// Multiply-adds of a submission.
+    /// Multiply-adds per submission.
     work: u64,
-    /// Most bytes of the scores of attention.
+    /// Most bytes of attention scores.
     most_scores: u64,
 }
 
@@ -75,10 +75,10 @@ impl fmt::Debug for VulkanDense {
 }
 
 impl VulkanDense {
-    /// Prepares a device. Other executors of this process may share it.
+    /// Prepares a device. It may be shared with other executors of this process.
     ///
     /// # Errors
-    /// A fault if it has no room for staging.
+    /// A [`Fault`] if there is no room for staging.
     pub fn new(device: VulkanExecutor) -> Result<VulkanDense> {
         let up = Block::new(&device.gpu, "staging", (PARTS * PART) as u64, Place::Upload)?;
         let (resident, room, down, sent) = (None, Vec::new(), None, [0; PARTS]);
@@ -89,8 +89,7 @@ impl VulkanDense {
         Ok(VulkanDense { state: Mutex::new(state) })
     }
 
-    /// Locks. A panic leaves no state behind that others could not go on with: each run writes
-    /// what it reads.
+    /// Locks the state. It stays usable after a panic, because each run writes everything it reads.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,8 +121,8 @@ fn copy(to: &mut [u8], from: &[u8]) {
     });
 }
 
-/// Returns the rows of queries whose scores fit in `most` bytes, a multiple of [`TILE`], and the
-/// bytes of the scores and factors of as many rows.
+/// Returns the number of query rows with scores that fit in `most` bytes, a multiple of [`TILE`],
+/// and the bytes of the scores and factors of these rows.
 fn rows_together(network: &DenseNetwork, most: u64) -> (usize, [u64; 2]) {
     let (mut rows, mut heads) = (1, 0);
     for op in &network.ops {
@@ -159,7 +158,7 @@ impl State {
             self.send(arena.blocks[block].buffer, offset, bytes)?;
         }
         self.settle()?;
-        // The first image would compile them.
+        // Compiled here, so that the first image need not wait for it.
         let places = Places {
             network,
             registers: &vec![0; network.registers.len()],
@@ -174,18 +173,18 @@ impl State {
         Ok(())
     }
 
-    /// Waits until everything that was sent is there.
+    /// Waits for all uploads.
     fn settle(&self) -> Result<()> {
         self.sent.into_iter().try_for_each(|part| self.device.queue.wait(part))
     }
 
-    /// Copies bytes to a buffer on the device: while one part is on its way, the next is written.
+    /// Copies bytes to a buffer on the device. While one part is in flight, the next is written.
     fn send(&mut self, to: vk::Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
         for (i, bytes) in bytes.chunks(PART).enumerate() {
             let slot = if self.sent[0] <= self.sent[1] { 0 } else { 1 };
             self.device.queue.wait(self.sent[slot])?;
             let from = (slot * PART) as u64;
-            // SAFETY: the wait above ended the copy of what was there.
+            // SAFETY: the wait above ended the copy of the previous content.
             copy(unsafe { self.up.bytes(from, bytes.len()) }, bytes);
             let size = bytes.len() as u64;
             let dst_offset = offset + (i * PART) as u64;
@@ -229,7 +228,7 @@ impl State {
         }
         self.reserve(count, scores)?;
         self.reserve(count + 1, factors)?;
-        // Each vector begins at a multiple of 4 floats.
+        // Each vector starts at a multiple of 4 floats.
         let mut packed: Vec<f32> = Vec::new();
         let mut offsets = Vec::new();
         for vector in &network.vectors {
@@ -320,7 +319,7 @@ impl State {
     }
 }
 
-/// Returns the bytes of values, and how `dense_product` is told to read them.
+/// Returns the bytes of values, and their B_TYPE in `dense_product`.
 fn bytes_of<'a>(values: &'a DenseValues<'_>) -> (&'a [u8], u32) {
     match values {
         DenseValues::F32(values) => (bytemuck::cast_slice(values), 0),

@@ -1,6 +1,6 @@
-//! Operations on the device against their definitions, on odd sizes: bit for bit if the driver
-//! fuses multiply-adds. Otherwise products are compared with sums of rounded products, and row
-//! operations within a tolerance.
+//! Compares operations on the device with their definitions, for odd sizes: bit for bit if the
+//! driver fuses multiply-adds. Otherwise products are compared with sums of rounded products, and
+//! row operations within a tolerance.
 
 use super::*;
 use crate::device::choose::Choice;
@@ -32,14 +32,14 @@ fn device() -> Option<Tested> {
     std::env::var_os("GEMMA_REQUIRE_GPU")?;
     let executor = VulkanExecutor::open_for(Choice::Index(0), false).unwrap();
     let dense = VulkanDense::new(executor).unwrap();
-    // The square of 1 + 2^-12, less what it is rounded to.
+    // The square of 1 + 2^-12, minus its rounded value.
     let near = 1.0 + 1.0 / 4096.0;
     let (network, matrices) = product_of(vec![-1.0, near], 2, vec![near * near, near], false);
     let rest = dense.run(&network, &matrices).unwrap()[0];
     Some(Tested { dense, fuses: rest != 0.0 })
 }
 
-/// A network that is one product, with a matrix of one output.
+/// Returns a network with one product and a matrix with one output.
 fn product_of(x: Vec<f32>, k: usize, w: Vec<f32>, is_transposed: bool) -> (DenseNetwork, Matrices) {
     let mut network = DenseNetwork::default();
     let outputs = w.len() / k;
@@ -62,7 +62,7 @@ fn values(n: usize, step: f32) -> Vec<f32> {
     (1..=n).map(|i| (i as f32 * step).sqrt().fract() - 0.5).collect()
 }
 
-/// The definition of a product, into rows `stride` apart.
+/// Computes a product by its definition, into rows `stride` apart.
 fn multiply(fuses: bool, out: &mut [f32], stride: usize, a: View<'_>, b: View<'_>) {
     for i in 0..a.rows {
         for j in 0..b.cols {

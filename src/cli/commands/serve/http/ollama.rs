@@ -79,18 +79,18 @@ async fn tags(State(app): State<Arc<App>>) -> Response {
     result(app.models.is_open().map(list), ApiFamily::Ollama)
 }
 
-/// Lists the loaded models, and when each is unloaded.
+/// Lists the models in memory, and when each is unloaded.
 async fn running(State(app): State<Arc<App>>) -> Response {
     let list = |()| {
         let models = app.models.running().into_iter().map(|running| {
             let mut entry = app.about(running.slot, entry);
-            entry["size"] = running.loaded.bytes.into();
+            entry["size"] = running.size.bytes.into();
             entry["expires_at"] = match running.left {
                 None => FOREVER.into(),
                 Some(left) => date(now() + left.as_secs()).into(),
             };
-            entry["size_vram"] = running.loaded.on_gpu.into();
-            entry["context_length"] = running.loaded.served.context.into();
+            entry["size_vram"] = running.size.on_gpu.into();
+            entry["context_length"] = running.size.context.into();
             entry
         });
         json!({"models": models.collect::<Vec<_>>()}).to_string()

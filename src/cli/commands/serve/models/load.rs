@@ -3,7 +3,7 @@
 
 use super::catalog::ModelFacts;
 use super::room::pin;
-use super::{LoadedModel, ModelLoad, ServedModels};
+use super::{LoadedModel, LoadedSize, ModelLoad, ServedModels};
 use crate::cli::api::error::ApiError;
 use crate::cli::api::served::{ServedModel, ServedOptions, Thinking};
 use crate::cli::commands::serve::engine::AnswerEngine;
@@ -103,8 +103,11 @@ fn run(models: &Arc<ServedModels>, slot: usize, load: &Arc<ModelLoad>) -> Result
                 let loaded = LoadedModel {
                     served: Arc::new(served),
                     queue: queue.clone(),
-                    on_gpu: started.on_gpu,
-                    bytes: memory.weights + memory.kv + memory.activations,
+                    size: LoadedSize {
+                        bytes: memory.weights + memory.kv + memory.activations,
+                        on_gpu: started.on_gpu,
+                        context,
+                    },
                 };
                 if !is_single {
                     let seconds = started.load_seconds;

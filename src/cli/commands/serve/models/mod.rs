@@ -79,6 +79,8 @@ struct SlotState {
 struct ActiveModel {
     load: Arc<ModelLoad>,
     loaded: Option<Arc<LoadedModel>>,
+    /// Set from the end of the load until the memory is free again.
+    size: Option<LoadedSize>,
     planned: PlannedMemory,
     keep_alive: KeepAlive,
     /// Time when the last lease ended.
@@ -101,26 +103,34 @@ struct ModelLoad {
 pub struct LoadedModel {
     pub served: Arc<ServedModel>,
     pub queue: Arc<RequestQueue>,
-    /// Bytes of its memory on the GPU.
-    pub on_gpu: u64,
+    pub size: LoadedSize,
+}
+
+/// Sizes of a loaded model.
+#[derive(Clone, Copy)]
+pub struct LoadedSize {
     /// Bytes of all its memory.
     pub bytes: u64,
+    /// Bytes of its memory on the GPU.
+    pub on_gpu: u64,
+    /// Context size of each text, in positions.
+    pub context: usize,
 }
 
 /// A loaded model, for lists.
 pub struct RunningModel {
     pub slot: usize,
-    pub loaded: Arc<LoadedModel>,
+    pub size: LoadedSize,
     /// Time until it is unloaded; `None` for never.
     pub left: Option<Duration>,
 }
 
 /// The use of a loaded model by a request. It keeps the model loaded.
+///
+/// `loaded` is dropped before the lease ends, so that the thread of the model frees its memory.
 pub struct ModelLease {
-    models: Arc<ServedModels>,
-    slot: usize,
-    load: Arc<ModelLoad>,
     pub loaded: Arc<LoadedModel>,
+    pending: PendingLease,
 }
 
 /// A lease of a model that may not be loaded yet.
@@ -128,18 +138,9 @@ struct PendingLease {
     models: Arc<ServedModels>,
     slot: usize,
     load: Arc<ModelLoad>,
-    is_kept: bool,
 }
 
 impl Drop for PendingLease {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            self.models.release(self.slot, &self.load);
-        }
-    }
-}
-
-impl Drop for ModelLease {
     fn drop(&mut self) {
         self.models.release(self.slot, &self.load);
     }
@@ -147,7 +148,7 @@ impl Drop for ModelLease {
 
 impl ModelLease {
     pub fn slot(&self) -> usize {
-        self.slot
+        self.pending.slot
     }
 }
 
@@ -171,6 +172,7 @@ impl ActiveModel {
         ActiveModel {
             load,
             loaded: None,
+            size: None,
             planned: PlannedMemory::default(),
             keep_alive,
             idle_since: Instant::now(),
@@ -285,19 +287,19 @@ impl ServedModels {
         self.lock().slots[slot].facts.clone()
     }
 
-    /// Returns the loaded models.
+    /// Returns the models in memory.
     pub fn running(&self) -> Vec<RunningModel> {
         let state = self.lock();
         let slots = state.slots.iter().enumerate();
         let running = slots.filter_map(|(slot, state)| {
             let active = state.active.as_ref()?;
-            let loaded = active.loaded.clone()?;
+            let size = active.size?;
             let left = match active.keep_alive {
                 KeepAlive::Forever => None,
                 KeepAlive::For(time) if active.load.users() > 0 => Some(time),
                 KeepAlive::For(time) => Some(time.saturating_sub(active.idle_since.elapsed())),
             };
-            Some(RunningModel { slot, loaded, left })
+            Some(RunningModel { slot, size, left })
         });
         running.collect()
     }
@@ -308,20 +310,20 @@ impl ServedModels {
         let active = state.slots[slot].active.as_ref().filter(|active| !active.is_leaving)?;
         let loaded = active.loaded.clone()?;
         active.load.count(1);
-        Some(ModelLease { models: self.clone(), slot, load: active.load.clone(), loaded })
+        let pending = PendingLease { models: self.clone(), slot, load: active.load.clone() };
+        Some(ModelLease { loaded, pending })
     }
 
     /// Loads a model if necessary, and waits for it.
     pub async fn lease(self: &Arc<Self>, slot: usize) -> Result<ModelLease, ApiError> {
-        let mut pending = self.join(slot)?;
+        let pending = self.join(slot)?;
         let mut news = pending.load.outcome.subscribe();
         let outcome = match news.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone(),
             Err(_) => None,
         };
         let loaded = outcome.unwrap_or_else(|| Err(ApiError::ending()))?;
-        pending.is_kept = true;
-        Ok(ModelLease { models: self.clone(), slot, load: pending.load.clone(), loaded })
+        Ok(ModelLease { loaded, pending })
     }
 
     /// Loads a model without waiting for it.
@@ -347,8 +349,7 @@ impl ServedModels {
             }
         };
         load.count(1);
-        let is_kept = false;
-        let pending = PendingLease { models: self.clone(), slot, load: load.clone(), is_kept };
+        let pending = PendingLease { models: self.clone(), slot, load: load.clone() };
         drop(state);
         if is_new && let Err(error) = load::start(self, slot, load) {
             self.lock().slots[slot].active = None;
@@ -394,6 +395,7 @@ impl ServedModels {
         let Some(active) = &mut own.active else { return };
         loaded.queue.ready();
         active.loaded = Some(loaded.clone());
+        active.size = Some(loaded.size);
         active.idle_since = Instant::now();
         if is_ending {
             loaded.queue.end_soon();

@@ -159,12 +159,10 @@ pub unsafe fn tiles<
                                 }
                                 continue;
                             }
-                            unrolled!(S in [0 1 2 3] {
-                                let x = x.pick([S as u8; 4]);
-                                for v in 0..V {
-                                    sums[v][S % SETS] = sums[v][S % SETS].dot(w[v][S], x);
-                                }
-                            });
+                            let x = [0, 1, 2, 3].map(|place| x.pick([place; 4]));
+                            for v in 0..V {
+                                W::dot_four(&mut sums[v], w[v], x);
+                            }
                         }
                     });
                 }

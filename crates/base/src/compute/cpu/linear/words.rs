@@ -31,6 +31,13 @@ pub trait Words: Copy {
     /// Adds, lane by lane, the four products of unsigned bytes (below 64) with signed bytes of `x`
     /// (-127..=127).
     fn dot(self, bytes: Self, x: Self) -> Self;
+    /// Adds four products of bytes below 16 as [`dot`](Self::dot) does, to `sums` in turn.
+    #[inline(always)]
+    fn dot_four<const SETS: usize>(sums: &mut [Self; SETS], bytes: [Self; 4], x: [Self; 4]) {
+        for i in 0..4 {
+            sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
+        }
+    }
     /// The sums of the four bytes (below 16) of each of four words, lane by lane, a byte each.
     fn byte_sums(words: [Self; 4]) -> Self;
 }

@@ -156,6 +156,23 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
         }
     }
     #[inline(always)]
+    fn dot_four<const SETS: usize>(sums: &mut [Self; SETS], bytes: [Self; 4], x: [Self; 4]) {
+        if VNNI {
+            for i in 0..4 {
+                sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
+            }
+            return;
+        }
+        // Eight products give at most 8 * 15 * 127 = 15240 in 16 bits.
+        sums[0] = intrinsics! {
+            let pairs = |i: usize| _mm256_maddubs_epi16(bytes[i].0, x[i].0);
+            let left = _mm256_add_epi16(pairs(0), pairs(1));
+            let all = _mm256_add_epi16(left, _mm256_add_epi16(pairs(2), pairs(3)));
+            let wide = _mm256_madd_epi16(all, _mm256_set1_epi16(1));
+            Ymm(_mm256_add_epi32(sums[0].0, wide))
+        };
+    }
+    #[inline(always)]
     fn byte_sums(words: [Self; 4]) -> Self {
         let ones = intrinsics!(_mm256_set1_epi8(1));
         if VNNI {

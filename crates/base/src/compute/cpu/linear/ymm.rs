@@ -178,16 +178,21 @@ impl Steps for Opened {
                 }
                 return widen::<D, R, Q>(&narrow, sums);
             }
-            // Row by row: the narrow sums of all rows and the wide ones exceed the registers.
+            // The weights of a run stay in registers for all rows, whose narrow sums are short.
             for start in (0..n).step_by(run) {
+                let mut w = [[_mm256_setzero_si256(); Q]; CHUNK / 2];
+                for step in 0..run {
+                    for q in 0..Q {
+                        let place = data.add((start + step) * STEP + q * 32);
+                        w[step][q] = signed::<D, LARGEST>(_mm256_load_si256(place.cast()));
+                    }
+                }
                 for r in 0..R {
                     let mut narrow = [_mm256_setzero_si256(); Q];
-                    for step in start..start + run {
-                        let x = spread(x.add(r * x_stride + 4 * step));
+                    for step in 0..run {
+                        let x = spread(x.add(r * x_stride + 4 * (start + step)));
                         for q in 0..Q {
-                            let w = _mm256_load_si256(data.add(step * STEP + q * 32).cast());
-                            let w = signed::<D, LARGEST>(w);
-                            narrow[q] = D::add::<LARGEST>(narrow[q], w, x);
+                            narrow[q] = D::add::<LARGEST>(narrow[q], w[step][q], x);
                         }
                     }
                     for q in 0..Q {
@@ -324,23 +329,19 @@ unsafe fn end<D: Dot, const LARGEST: usize, const R: usize, const Q: usize>(
             let at = (row + r) * rows.s_stride + group;
             let (sx, all) = (*rows.sx.add(at), *rows.sums.add(at));
             let (scale_x, extra) = (_mm256_set1_ps(sx), _mm256_set1_epi32(offset * all));
+            let all = _mm256_set1_ps(all as f32 * sx);
             for q in 0..Q {
                 let lane = (first + q) * LANES;
                 let place = acc.add(r * TILE + lane);
                 let exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[r][q], extra));
                 let product = _mm256_mul_ps(exact, scale_x);
                 let scale = _mm256_load_ps(span.scales.as_ptr().add(group).cast::<f32>().add(lane));
-                let y = _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place));
-                _mm256_storeu_ps(place, y);
-            }
-            if rows.has_min {
-                let all = _mm256_set1_ps(all as f32 * sx);
-                for q in 0..Q {
-                    let lane = (first + q) * LANES;
-                    let place = acc.add(r * TILE + lane);
+                let mut y = _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place));
+                if rows.has_min {
                     let min = _mm256_load_ps(span.mins.as_ptr().add(group).cast::<f32>().add(lane));
-                    _mm256_storeu_ps(place, _mm256_fmadd_ps(all, min, _mm256_loadu_ps(place)));
+                    y = _mm256_fmadd_ps(all, min, y);
                 }
+                _mm256_storeu_ps(place, y);
             }
         }
     }

@@ -5,18 +5,20 @@ use jiff::civil::DateTime;
 use minijinja::Error;
 use serde::{Deserialize, Serialize};
 
-/// A local time, without its zone.
+/// A local time, without its time zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalTime(DateTime);
 
-/// Returns the local time. A render reads it once, so that its result depends on its inputs alone.
+/// Returns the local time. Each render reads it once, so that its result depends only on its
+/// inputs.
 pub fn now() -> LocalTime {
     LocalTime(jiff::Zoned::now().datetime())
 }
 
-/// Returns a time in a format of Python's `strftime`.
+/// Formats a time with a format of Python's `strftime`.
 pub fn strftime(LocalTime(time): LocalTime, format: &str) -> Result<String, Error> {
-    // jiff's own form of these differs from that of the C locale. A time without a zone has none.
+    // jiff formats these directives unlike the C locale. A time without a zone prints an empty
+    // zone.
     let mut translated = String::with_capacity(format.len());
     let mut characters = format.chars();
     while let Some(c) = characters.next() {
@@ -28,7 +30,7 @@ pub fn strftime(LocalTime(time): LocalTime, format: &str) -> Result<String, Erro
             ('%', Some('f')) => translated.push_str("%6f"),
             ('%', Some('Z' | 'z')) => {}
             ('%', Some(other)) => translated.extend(['%', other]),
-            // A `%` at the end stays.
+            // A `%` at the end is kept.
             ('%', None) => translated.push_str("%%"),
             (c, _) => translated.push(c),
         }

@@ -1,4 +1,4 @@
-//! Filters, tests and operators where jinja2 differs from minijinja.
+//! Filters, tests and operators that behave differently in jinja2 and minijinja.
 
 use super::json::tojson;
 use super::repr::{float_of, is_whole, pairs, str_of, tuple};
@@ -7,7 +7,7 @@ use super::{flag, invalid, option};
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, FormatStyle, Value, filters, format_filter};
 
-/// Adds them to an environment.
+/// Registers them in an environment.
 pub fn add(env: &mut Environment) {
     minijinja_contrib::add_to_environment(env);
     env.add_filter("tojson", tojson);
@@ -259,7 +259,7 @@ fn dictsort(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     pairs.collect::<Result<Vec<_>, Error>>().map(Value::from)
 }
 
-/// Returns `left % right`: a text is a format, as in Python.
+/// Returns `left % right`. If `left` is a text, it is a format as in Python.
 fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(format) = left.as_str() {
         let is_tuple = matches!(right.kind(), ValueKind::Seq | ValueKind::Iterable);
@@ -281,7 +281,7 @@ fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     )
 }
 
-/// Gives a remainder the sign of the divisor.
+/// Adjusts a remainder to have the sign of the divisor.
 fn fitting(r: i128, divisor: i128) -> i128 {
     if r != 0 && (r < 0) != (divisor < 0) { r + divisor } else { r }
 }

@@ -1,4 +1,4 @@
-//! `tojson`, by which transformers calls Python's `json.dumps`.
+//! The filter `tojson`, which transformers implements with Python's `json.dumps`.
 
 use super::repr::{float, float_of, is_whole};
 use super::{invalid, option};
@@ -6,17 +6,17 @@ use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, Value};
 use std::fmt::Write;
 
-/// How a value is written.
+/// JSON formatting options.
 struct JsonStyle {
     is_ascii: bool,
-    /// One level of indentation; `None` writes one line.
+    /// One level of indentation; `None` writes a single line.
     indent: Option<String>,
     between_items: String,
     after_key: String,
     is_sorted: bool,
 }
 
-/// Returns a value as JSON. It has the parameters of the filter that transformers defines.
+/// Returns a value as JSON. The parameters are those of transformers' filter.
 pub fn tojson(value: &Value, options: Rest<Value>) -> Result<String, Error> {
     type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
     let (ensure_ascii, indent, separators, sort_keys, kwargs): Options = from_args(&options)?;
@@ -115,8 +115,8 @@ impl JsonStyle {
         }
     }
 
-    /// Writes a text between quotes. Characters for private use stay in ASCII too: a caller breaks
-    /// control tokens with one and takes it out of the rendered text again.
+    /// Writes a text in quotes. Private-use characters are kept even in ASCII mode: a caller
+    /// inserts one to break control tokens, and removes it from the rendered text.
     fn quote(&self, out: &mut String, text: &str) {
         out.push('"');
         for c in text.chars() {
@@ -144,7 +144,7 @@ fn escape(out: &mut String, c: char) {
     }
 }
 
-/// Returns a number, a boolean or nothing, as JSON spells it.
+/// Returns a number, a boolean or null as JSON.
 fn scalar(value: &Value) -> String {
     match value.kind() {
         ValueKind::None => "null".into(),

@@ -1,4 +1,4 @@
-//! Methods of Python's texts, lists and dictionaries.
+//! Methods of Python's strings, lists and dictionaries.
 
 use super::repr::{pairs, tuple};
 use super::{invalid, option, text};
@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-/// Calls a method. minijinja-contrib has those whose Python twin gives the same.
+/// Calls a method. minijinja-contrib implements those that behave the same in Python.
 pub fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let result = match (value.as_str(), value.kind()) {
         (Some(text), _) => of_text(text, method, args)?,
@@ -74,7 +74,7 @@ fn of_text(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error
     }))
 }
 
-/// Calls a method that pads a text, or looks at the case and the kind of its characters.
+/// Calls a method that pads a text, or tests the case or kind of its characters.
 fn of_letters(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "ljust" | "rjust" | "center" => {
@@ -103,7 +103,7 @@ fn of_letters(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         "isspace" => Value::from(!s.is_empty() && s.chars().all(text::is_space)),
         "isalpha" | "isdigit" | "isnumeric" | "isalnum" if s.is_empty() => Value::from(false),
         "isdecimal" => Value::from(!s.is_empty() && s.chars().all(|c| c.is_ascii_digit())),
-        // A text without any letter that has a case is in neither.
+        // A text without cased letters is neither upper nor lower case.
         "isupper" => Value::from(s.chars().any(char::is_uppercase) && s.to_uppercase() == s),
         "islower" => Value::from(s.chars().any(char::is_lowercase) && s.to_lowercase() == s),
         _ => return Ok(None),
@@ -139,7 +139,7 @@ fn find(s: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Returns the characters from `start` to `end`, and the number of those in front.
+/// Returns the characters from `start` to `end`, and the number of characters before them.
 fn window(s: &str, start: Option<i64>, end: Option<i64>) -> (&str, usize) {
     if start.is_none() && end.is_none() {
         return (s, 0);
@@ -161,7 +161,7 @@ fn of_mapping(value: &Value, method: &str, args: &[Value]) -> Result<Option<Valu
             pairs(value).map(Value::from)
         }
         "copy" => Some(value.clone()),
-        // The method that transformers calls changes no value that a template was given.
+        // transformers' method environment does not allow templates to change values.
         "update" | "pop" | "setdefault" | "clear" | "popitem" => return Err(changes(method)),
         _ => None,
     })

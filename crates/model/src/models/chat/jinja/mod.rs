@@ -1,8 +1,8 @@
-//! Jinja as transformers sets it up: jinja2 with Python's values, `tojson` and more.
+//! Jinja as configured by transformers: jinja2 with Python's values, `tojson` and more.
 //!
-//! minijinja renders. Filters, methods and the printing of values that differ in Python are
-//! replaced, and [`syntax::adapted`] rewrites the operators and the tag that minijinja has no hook
-//! for. Macros with `varargs` and `kwargs`, and numbers above 128 bits, are refused.
+//! minijinja renders. Filters, methods and printing that differ in Python are replaced here.
+//! [`syntax::adapted`] rewrites the operators and the tag for which minijinja has no hook. Macros
+//! with `varargs` and `kwargs`, and numbers above 128 bits, are errors.
 
 mod clock;
 mod filters;
@@ -18,13 +18,13 @@ use gemma_base::error::Fault;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-/// Steps after which a template is taken to run forever.
+/// Number of steps after which a template is assumed to run forever.
 const FUEL: u64 = 5_000_000;
 
-/// Name of the function by which a template refuses its messages.
+/// Name of the function with which a template rejects its messages.
 const RAISE: &str = "raise_exception";
 
-/// Last remedy of every fault of a template.
+/// Last remedy of every template error.
 pub const NO_TEMPLATE: &str = "--raw uses no template";
 
 /// Renders a template with these variables, at this local time.
@@ -48,7 +48,7 @@ pub fn render(source: &str, variables: Value, now: LocalTime) -> Result<String, 
     template.render(variables).map_err(|error| fault(&error))
 }
 
-/// Message of a template that refuses its messages.
+/// Message of a template that rejects its messages.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -60,9 +60,9 @@ impl std::fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Returns what is wrong with a template or its messages, and what to do about it.
+/// Returns the error of a template or its messages, with a remedy.
 fn fault(error: &Error) -> Fault {
-    // An error in a macro or a block is the source of another.
+    // An error in a macro or a block is the source of another error.
     let mut source = Some(error as &(dyn std::error::Error + 'static));
     let mut inner = error;
     while let Some(next) = source {
@@ -112,7 +112,7 @@ fn invalid(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.into())
 }
 
-/// Returns an argument that was given by its place or by its name; else an undefined value.
+/// Returns an argument passed by position or by name; else an undefined value.
 fn option(given: Option<Value>, kwargs: &Kwargs, name: &str) -> Result<Value, Error> {
     match given {
         Some(value) => Ok(value),

@@ -1,11 +1,11 @@
-//! Values as Python prints them.
+//! Prints values as Python does.
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// A tuple. It differs from a list in how it is printed.
+/// A tuple, which Python prints differently from a list.
 #[derive(Debug)]
 pub struct Tuple(Vec<Value>);
 
@@ -23,7 +23,7 @@ impl Object for Tuple {
     }
 }
 
-/// Returns a tuple of these values.
+/// Creates a tuple of these values.
 pub fn tuple<const N: usize>(values: [Value; N]) -> Value {
     Value::from_object(Tuple(values.into()))
 }
@@ -34,7 +34,7 @@ pub fn pairs(value: &Value) -> Option<Vec<Value>> {
     Some(pairs.try_iter_pairs()?.map(|(key, value)| tuple([key, value])).collect())
 }
 
-/// Returns what `str(value)` returns.
+/// Returns the same text as Python's `str(value)`.
 pub fn str_of(value: &Value) -> String {
     let mut out = String::new();
     match value.as_str() {
@@ -44,7 +44,7 @@ pub fn str_of(value: &Value) -> String {
     out
 }
 
-/// Returns whether the value is a whole number. `True` is not one.
+/// Returns whether the value is an integer. `True` is not one.
 pub fn is_whole(value: &Value) -> bool {
     value.kind() == ValueKind::Number && value.is_integer()
 }
@@ -59,7 +59,7 @@ pub fn float_of(value: &Value) -> Option<f64> {
     }
 }
 
-/// Writes what `repr(value)` returns.
+/// Writes the same text as Python's `repr(value)`.
 fn write_repr(out: &mut String, value: &Value) {
     match value.kind() {
         ValueKind::Undefined => {}
@@ -94,7 +94,7 @@ fn write_items(out: &mut String, value: &Value) {
     out.push(if is_tuple { ')' } else { ']' });
 }
 
-/// Returns a number with the fewest digits that tell it from its neighbours.
+/// Returns a number with the fewest digits that distinguish it from its neighbours.
 pub fn float(x: f64) -> String {
     if !x.is_finite() {
         let name = if x.is_nan() { "nan" } else { "inf" };
@@ -110,10 +110,10 @@ pub fn float(x: f64) -> String {
     format!("{x:?}")
 }
 
-/// Writes a text between quotes.
+/// Writes a text in quotes.
 ///
-/// Python escapes characters for private use too. They stay here, because a caller breaks control
-/// tokens with one and takes it out of the rendered text again.
+/// Python also escapes private-use characters. They are kept here, because a caller inserts one to
+/// break control tokens, and removes it from the rendered text.
 fn write_quoted(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -134,8 +134,8 @@ fn write_quoted(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// Returns whether Python prints the character as it is: controls, formats and spaces other than
-/// the common one are escaped.
+/// Returns whether Python prints the character unescaped. It escapes control and format characters,
+/// and spaces other than the common one.
 fn is_printable(c: char) -> bool {
     let is_format = matches!(c, '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}'
         | '\u{70f}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'

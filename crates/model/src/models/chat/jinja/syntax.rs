@@ -1,15 +1,15 @@
-//! Syntax that jinja2 reads and minijinja has no hook for, rewritten before it is parsed.
+//! Rewrites syntax of jinja2 for which minijinja has no hook, before parsing.
 //!
-//! `~`, `%` and `//` become calls of functions that calculate as Python does. The tag `generation`,
-//! by which transformers finds an assistant's tokens, becomes a scope. All else is copied: text,
-//! comments, raw blocks, and a tag that ends nowhere, which minijinja refuses.
+//! `~`, `%` and `//` become calls of functions that compute as Python does. The tag `generation`,
+//! with which transformers marks an assistant's tokens, becomes a scope. Everything else is copied:
+//! text, comments, raw blocks, and an unterminated tag, which minijinja rejects.
 
-/// Functions that stand for `~`, `%` and `//`. No template can know their names.
+/// Functions that replace `~`, `%` and `//`. Templates do not know their names.
 pub const CONCAT: &str = "__concat";
 pub const REMAINDER: &str = "__remainder";
 pub const FLOOR: &str = "__floor_division";
 
-/// Brackets that may be open at once. minijinja refuses more.
+/// Most open brackets. minijinja rejects more.
 const DEEPEST: usize = 150;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ enum Kind {
     Operator,
 }
 
-/// A token, or brackets with what is between them.
+/// A token, or brackets with their content.
 enum Node<'a> {
     Leaf(Kind, &'a str),
     Group(&'a str, Vec<Node<'a>>, &'a str),
@@ -60,13 +60,13 @@ pub fn adapted(source: &str) -> String {
     out + rest
 }
 
-/// Returns where the next tag or comment begins.
+/// Returns the position of the next tag or comment.
 fn next_tag(text: &str) -> Option<usize> {
     let begins = |at: &usize| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#'));
     text.match_indices('{').map(|(at, _)| at).find(begins)
 }
 
-/// Returns the bytes of a raw block, its tags included.
+/// Returns the length in bytes of a raw block, including its tags.
 fn raw_block(text: &str) -> Option<usize> {
     let ends = |at: &usize| {
         let inside = text[at + 2..].trim_start_matches(['-', '+']).trim_start();
@@ -78,12 +78,12 @@ fn raw_block(text: &str) -> Option<usize> {
 }
 
 impl<'a> Tag<'a> {
-    /// Reads the tag at the beginning of `text`; `None` if it does not end.
+    /// Reads the tag at the start of `text`; `None` if it is unterminated.
     fn read(text: &'a str) -> Option<Tag<'a>> {
         let close = if text.starts_with("{{") { "}}" } else { "%}" };
         let begin = 2 + usize::from(text[2..].starts_with(['-', '+']));
         let mut at = begin;
-        // Lists of nodes in brackets that are open, each with its bracket.
+        // Nodes before each open bracket, with the bracket.
         let mut outer: Vec<(&str, Vec<Node>)> = Vec::new();
         let mut nodes = Vec::new();
         loop {
@@ -132,7 +132,7 @@ impl<'a> Tag<'a> {
     }
 }
 
-/// Returns the kind and the bytes of the token at the beginning of `text`.
+/// Returns kind and length in bytes of the token at the start of `text`.
 fn token(text: &str) -> Option<(Kind, usize)> {
     let first = text.chars().next()?;
     let until =
@@ -159,7 +159,7 @@ fn token(text: &str) -> Option<(Kind, usize)> {
     })
 }
 
-/// Returns the bytes of the number at the beginning of `text`.
+/// Returns the length in bytes of the number at the start of `text`.
 fn number(text: &str) -> usize {
     let bytes = text.as_bytes();
     let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -178,7 +178,8 @@ fn number(text: &str) -> usize {
     at
 }
 
-/// Writes nodes of one depth. Operators that bind less than `~` part the operands of `~`.
+/// Writes nodes of one bracket depth. Operators with lower precedence than `~` separate operands of
+/// `~`.
 fn write_nodes(nodes: &[Node], is_statement: bool, out: &mut String) {
     let mut start = 0;
     for at in 0..nodes.len() {
@@ -191,7 +192,7 @@ fn write_nodes(nodes: &[Node], is_statement: bool, out: &mut String) {
     write_operand(&nodes[start..], out);
 }
 
-/// Returns whether the node binds less than `~`, where its operand began at `start`.
+/// Returns whether the node has lower precedence than `~`. The current operand began at `start`.
 fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
     let mut before = nodes[..at].iter().enumerate().rev().filter_map(|(i, node)| match node {
         Node::Leaf(Kind::Space, _) => None,
@@ -202,7 +203,7 @@ fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
     let is_attribute = previous.is_some_and(|(_, text)| text == ".");
     match nodes[at] {
         Node::Leaf(Kind::Operator, "~" | "*" | "/" | "//" | "%" | "**" | "|" | ".") => false,
-        // A sign in front of an operand is a part of it.
+        // A sign before an operand is part of it.
         Node::Leaf(Kind::Operator, "+" | "-") => previous.is_some_and(|(i, text)| {
             i >= start && !matches!(text, "~" | "*" | "/" | "//" | "%" | "**")
         }),
@@ -221,7 +222,7 @@ fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
     }
 }
 
-/// Writes an operand of operators that bind less than `~`.
+/// Writes an operand of operators with lower precedence than `~`.
 fn write_operand(nodes: &[Node], out: &mut String) {
     let texts = split(nodes, &["~"]);
     if texts.len() == 1 {
@@ -235,7 +236,7 @@ fn write_operand(nodes: &[Node], out: &mut String) {
     out.push_str(") ");
 }
 
-/// Writes an operand of `~`: factors, calculated from the left.
+/// Writes an operand of `~`: factors, evaluated from the left.
 fn write_product(nodes: &[Node], out: &mut String) {
     let factors = split(nodes, &["*", "/", "//", "%"]);
     if !factors.iter().any(|(operator, _)| matches!(*operator, "%" | "//")) {
@@ -261,7 +262,7 @@ fn write_product(nodes: &[Node], out: &mut String) {
     out.push(' ');
 }
 
-/// Splits nodes at operators. Each piece has the operator in front of it.
+/// Splits nodes at operators. Each piece is paired with the operator before it.
 fn split<'n, 'a>(nodes: &'n [Node<'a>], operators: &[&str]) -> Vec<(&'a str, &'n [Node<'a>])> {
     let (mut pieces, mut start, mut operator) = (Vec::new(), 0, "");
     for (at, node) in nodes.iter().enumerate() {

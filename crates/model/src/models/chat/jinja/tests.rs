@@ -21,7 +21,7 @@ fn templates_render_as_transformers_renders_them() {
     for case in golden["cases"].as_array().unwrap() {
         let template = case["template"].as_str().unwrap();
         let got = rendered(template).ok();
-        // jinja2 refuses a template without a text too.
+        // jinja2 also rejects templates for which the file has no text.
         if got.as_deref() != case["text"].as_str() {
             wrong.push(format!("{template}\n  {got:?}\n  {case}"));
         }

@@ -1,18 +1,18 @@
-//! Texts as Python's `str` treats them.
+//! String functions that follow Python's `str`.
 
-/// Returns whether Python takes the character as space.
+/// Returns whether Python treats the character as whitespace.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Strips spaces or `chars` from the sides of a text.
+/// Strips whitespace or `chars` from the chosen sides of a text.
 pub fn trimmed<'a>(text: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a str {
     let is_stripped = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
     let text = if left { text.trim_start_matches(is_stripped) } else { text };
     if right { text.trim_end_matches(is_stripped) } else { text }
 }
 
-/// Returns the lines of a text, with or without their ends.
+/// Splits a text into lines, with or without their line ends.
 pub fn lines(text: &str, with_ends: bool) -> Vec<&str> {
     let ends = [
         '\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}',
@@ -35,20 +35,20 @@ pub fn lines(text: &str, with_ends: bool) -> Vec<&str> {
     found
 }
 
-/// Puts the first character in upper case and the others in lower case.
+/// Converts the first character to upper case and the others to lower case.
 pub fn capitalized(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|c| c.to_uppercase().collect::<String>());
     first.unwrap_or_default() + &characters.as_str().to_lowercase()
 }
 
-/// Returns what jinja2's filter `title` returns: words begin after spaces, `-` and brackets.
+/// Returns the result of jinja2's filter `title`: words begin after spaces, `-` and brackets.
 pub fn title_of_words(text: &str) -> String {
     let is_between = |c: char| is_space(c) || "-({[<".contains(c);
     text.split_inclusive(is_between).map(capitalized).collect()
 }
 
-/// Returns what `str.title` returns: words begin after any character that is not a letter.
+/// Returns the result of `str.title`: words begin after any character that is not a letter.
 pub fn title_of_letters(text: &str) -> String {
     let mut out = String::new();
     let mut is_word = false;
@@ -62,9 +62,9 @@ pub fn title_of_letters(text: &str) -> String {
     out
 }
 
-/// Pads a text to `width` characters. A text padded on both sides is in the middle.
+/// Pads a text to `width` characters on the chosen sides. Padding both sides centres it.
 pub fn padded(text: &str, width: usize, fill: char, left: bool, right: bool) -> String {
-    // No template has use for more, and the memory is bounded by it.
+    // No template needs more, and the limit bounds the memory.
     let room = width.min(1 << 20).saturating_sub(text.chars().count());
     let before = match (left, right) {
         (true, true) => room / 2 + (room & width & 1),
@@ -75,7 +75,7 @@ pub fn padded(text: &str, width: usize, fill: char, left: bool, right: bool) -> 
     fill(before) + text + &fill(room - before)
 }
 
-/// Splits a text at most `most` times at spaces, from the left or from the right.
+/// Splits a text at whitespace at most `most` times, from the left or from the right.
 pub fn split_at_spaces(text: &str, most: usize, from_right: bool) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = trimmed(text, None, !from_right, from_right);
