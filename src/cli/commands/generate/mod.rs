@@ -198,8 +198,7 @@ impl GenerateRun<'_> {
             target.engine(),
         )?;
         npu::say(target.engine(), ui);
-        // Text on a terminal or a pipe cannot be taken back. A file is left unchanged after a
-        // failure.
+        // A failure leaves a file unchanged. Printed text cannot be taken back.
         if failed.is_none() || !output.appears_whole() {
             output.finish(&record)?;
         }

@@ -111,9 +111,9 @@ pub struct LoadedModel {
 pub struct LoadedSize {
     /// Bytes of all its memory.
     pub bytes: u64,
-    /// Bytes on the GPU.
+    /// Bytes of its memory on the GPU.
     pub on_gpu: u64,
-    /// Positions of each text.
+    /// Context size of each text, in positions.
     pub context: usize,
 }
 
