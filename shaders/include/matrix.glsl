@@ -1,6 +1,6 @@
 // Matrix instructions of 16 x 8 x 32 with elements in known lanes.
 //
-// Of a product of 16 x 8, a lane has four elements: in rows lane / 4 and lane / 4 + 8, the columns
+// A lane has four elements of a product of 16 x 8: in rows lane / 4 and lane / 4 + 8, the columns
 // 2 (lane % 4) and the next one.
 
 #extension GL_KHR_memory_scope_semantics : require

@@ -21,7 +21,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All instruction sets. Those of one machine are in order of speed, the slowest first.
+    /// All instruction sets. The sets of one machine are in order of speed, the slowest first.
     const ALL: [Isa; 6] =
         [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
 
