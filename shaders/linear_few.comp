@@ -64,8 +64,8 @@ void main() {
     const uint rounds = a.steps > 4 * team ? (a.steps - 4 * team + 31) / 32 : 0;
     const uint quad = rounds == 0 ? 0 : team; // a team without work loads valid data
 
-    // The loads of this lane in a round: codes and factors of a step, 16 bytes of activations, and
-    // four of their scales and sums.
+    // This lane's loads of a round: codes and factors of a step, 16 bytes of activations, and four
+    // of their scales and sums.
     RowCodes codes[2 * RT];
     uint64_t side[2 * RT];
     uint at_x[2 * NT], at_sx[2 * NT];

@@ -64,7 +64,7 @@ void load_targets(uint first) {
 
 // Returns the least cost of a head's states, shifted left, plus the oldest bits of the cheapest
 // state. Tries every `stride`-th state. A state is number `s` of a path with targets from `from`
-// on. Among equal costs, the lowest state wins.
+// on. If costs are equal, the lowest state wins.
 int cheapest_of(uint n, uint from, uint s, uint head, uint first, uint stride) {
     const int w = weights[n][(from + s) % STEPS];
     int least = 0x7fffffff;

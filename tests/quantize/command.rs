@@ -179,7 +179,7 @@ fn a_gpu_finds_the_same_codes() {
         \"layers.1.self_attn.k_proj\" = \"t3-row\"\n\
         \"linears\" = \"i8-row\"\n\"**\" = \"i8-row\"\n";
     fs::write(dir.path().join("few.toml"), recipe).unwrap();
-    quantize("none", &["-d", "auto"]).fails(2, &["named", "vulkan"]);
+    quantize("none", &["-d", "auto"]).fails(2, &["by name", "vulkan"]);
     quantize("none", &["-d", "npu"]).fails(2, &["unknown device", "vulkan"]);
     assert!(!dir.path().join("none").exists());
     if common::vulkan::device().is_none() {

@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use gemma_base::kv::PAGE;
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// The Rust twin recomputes one of this many jobs for comparison, from the first job on.
+/// From this many jobs, the Rust twin recomputes one for comparison, beginning with the first job.
 const CHECK_EVERY: u64 = 256;
 /// Tolerance for the distance from the twin's result, as a relative L2 distance. A device may round
 /// differently.

@@ -26,9 +26,7 @@ pub use recipe::{Aim, Recipe};
 pub use solver::{Nearest, Solver};
 pub use verify::{Verification, verify};
 
-/// Options of a conversion, which never change the weights.
-///
-/// `shard_bytes` sets the size of the files.
+/// Options of a conversion. They do not change the weights. `shard_bytes` sets the size of files.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeOptions {
     pub threads: usize,

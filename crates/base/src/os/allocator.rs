@@ -38,9 +38,8 @@ fn gives(bytes: usize) {
     }
 }
 
-/// Returns whether a test or the limit refuses an allocation of `size` bytes.
-///
-/// `more` is the increase in allocated bytes.
+/// Returns whether a test or the limit refuses an allocation of `size` bytes. `more` is the
+/// increase in allocated bytes.
 fn is_refused(size: usize, more: usize) -> bool {
     (size >= PAGE && testing::fails(Point::Alloc)) || !takes(more)
 }

@@ -1,10 +1,9 @@
 //! Staging directory of a conversion. Because of it, the destination DST appears complete or not at
 //! all.
 //!
-//! During the run, all files are in `.DST.partial` in the same directory: `files/` becomes DST,
-//! `journal` lists the finished tensors and rows, and `side` has the scales of the finished rows.
-//! `state` has the solver's state, and `lock` is locked by the one process that may use it.
-//!
+//! During the run, all files are in `.DST.partial` in the same directory. `files/` becomes DST,
+//! `journal` lists the finished tensors and rows, `side` has the scales of the finished rows, and
+//! `state` has the solver's state. `lock` is locked by the one process that may use the directory.
 //! In a directory that others can write to, such as /tmp, another user may have made
 //! `.DST.partial`. It must therefore belong to this user, and no file in it is opened through a
 //! symbolic link.

@@ -6,8 +6,8 @@
 //!
 //! `C C^T` is the matrix of second moments, so the output error of a row is `|(w - q) C|^2`.
 //! Columns are coded from the last to the first, sixteen at a time. The target of a block is its
-//! weights plus the feedback from the errors of later columns. The rest is the block's own rounding
-//! error, weighted by its diagonal block of `C`.
+//! weights plus the feedback from the errors of later columns. The block's own rounding error
+//! remains, weighted by its diagonal block of `C`.
 
 mod inputs;
 pub mod linalg;

@@ -295,9 +295,8 @@ struct Heap {
 
 /// Returns the bytes of memory that is fast for kernels, and the free bytes.
 ///
-/// For an integrated GPU these are all heaps: they are parts of the same memory, regardless of
-/// which ones the driver calls device-local. For a discrete GPU it is the largest device-local
-/// heap.
+/// For an integrated GPU these are all heaps: they are parts of the same memory, whichever ones the
+/// driver calls device-local. For a discrete GPU it is the largest device-local heap.
 fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
     if is_integrated {
         let free = heaps.iter().map(|h| h.free).sum::<Option<u64>>().filter(|_| !heaps.is_empty());

@@ -275,8 +275,9 @@ fn cheapest_of(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) ->
 
 /// Advances the search by one state.
 ///
-/// Adds the costs of states to the costs before them. For all states that differ only in their
-/// oldest bits, writes the lowest cost to `next`. Returns the lowest cost of each tile.
+/// Adds the costs of states to the costs before them. States that differ only in their oldest bits
+/// form a set, and the least cost of each set is written to `next`. Returns the least cost of each
+/// tile.
 fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) -> [u16; N] {
     assert!(step >= 4 && blocks.len() == STATES / LANES);
     for Step { front, next, .. } in &steps {
