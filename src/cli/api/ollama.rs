@@ -50,6 +50,7 @@ pub fn generate(
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let (mut request, mut form) = take(&mut fields, served)?;
     let mut talk = take_context(&mut fields)?;
+    let has_context = !talk.is_empty();
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
     let images: Value = fields.take("images")?.unwrap_or_default();
@@ -65,6 +66,10 @@ pub fn generate(
         return load(fields, request, form);
     }
     fields.finish()?;
+    if is_raw && has_context {
+        let what = "'context': a raw prompt has no earlier messages: leave out raw";
+        return Err(ApiError::bad(what).param("context"));
+    }
     if is_raw && has_images {
         let what = "'images': a raw prompt shows no images: leave out raw";
         return Err(ApiError::bad(what).param("images"));
@@ -74,8 +79,9 @@ pub fn generate(
         return Ok((request, Box::new(form)));
     }
     // Later turns do not see the images, as with Ollama's server.
-    let item = talk.last_mut().and_then(Value::as_object_mut);
-    item.and_then(|item| item.remove("images"));
+    if let Some(Value::Object(item)) = talk.last_mut() {
+        item.remove("images");
+    }
     request.repeated += COPIES * talk.iter().map(json::held).sum::<usize>();
     form.talk = Some(talk);
     Ok(converse(request, form, conversation))
