@@ -14,9 +14,12 @@
 
 Each answer of `serve` is compared with the same server's answer before the soak, when nothing
 else ran and no device was lost; each answer of `batch` with the first one to the same record.
-Exits 1 if an answer differs or the memory grows by more than 2 % after the first tenth. With
-several models, clients choose at random, and the memory counts after each tenth, when no model is
-loaded.
+Exits 1 if an answer differs or the memory grows by more than 2 % after the first tenth. A refusal
+for load (429 or 503) counts as wrong unless it has a message and Retry-After.
+
+With several models, each answer is compared with the one of `gemma generate --batch`. Clients
+choose at random among some of the models, and every few seconds among others, so that models are
+unloaded while others answer. The memory counts after each tenth, when no model is loaded.
 """
 
 import argparse
@@ -36,6 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 WORDS = "river house winter music bread ship letter garden moon teacher".split()
 SUBMIT = 9  # The counter of submissions among those of crates/base/src/testing.rs.
 COUNTERS = 11
+CHANGE = 6  # Seconds for which clients choose among the same models.
 
 
 def requests():
@@ -70,6 +74,26 @@ def texts(reply):
             for c in reply["choices"]]
 
 
+class Refusal(Exception):
+    """A refusal for load that says why, and when to ask again."""
+
+
+def check_refusal(reply, answer):
+    if reply.status in (429, 503) and reply.getheader("Retry-After"):
+        if answer["error"]["message"]:
+            raise Refusal
+
+
+def generate(gemma, model, bodies):
+    """Returns the texts of `gemma generate --batch`."""
+    lines = [{"custom_id": str(i), "method": "POST", "url": path, "body": body}
+             for i, (path, body) in enumerate(bodies)]
+    done = subprocess.run([gemma, "generate", "-q", "-m", model, "--batch", "-"], text=True,
+                          input="\n".join(map(json.dumps, lines)), check=True,
+                          stdout=subprocess.PIPE)
+    return [texts(json.loads(line)["response"]["body"]) for line in done.stdout.splitlines()]
+
+
 class Server:
     def __init__(self, gemma, options, environment):
         self.counts = tempfile.NamedTemporaryFile()
@@ -97,14 +121,19 @@ class Server:
         reply = connection.getresponse()
         answer = reply.status, json.loads(reply.read())
         connection.close()
+        check_refusal(reply, answer[1])
         return answer
 
     def stream(self, path, body, events=None):
         """Returns the texts of a streamed answer, or cuts it off after some events."""
         connection = http.client.HTTPConnection(self.address, timeout=600)
         connection.request("POST", path, json.dumps({**body, "stream": True}))
-        parts = {}
-        for line in connection.getresponse():
+        reply, parts = connection.getresponse(), {}
+        if reply.status != 200:
+            error = json.loads(reply.read())
+            check_refusal(reply, error)
+            raise RuntimeError(error)
+        for line in reply:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
@@ -129,7 +158,8 @@ class Server:
         return sum(map(float, found))
 
     def wait_until_unloaded(self):
-        while json.loads(self.get("/api/ps"))["models"]:
+        # The lists leave a model out before its memory is free.
+        while self.metric("gemma_model_loaded"):
             time.sleep(0.1)
 
     def end(self):
@@ -163,6 +193,12 @@ def serve(args, options):
         status, reply = before.ask(path, body)
         assert status == 200, reply
         expected.append(texts(reply))
+    if len(models) > 1:
+        paths = [path for option, path in zip(options, options[1:]) if option in ("-m", "--model")]
+        assert len(paths) == len(models), f"{models} are not those of -m: {paths}"
+        alone = [text for path in paths for text in generate(args.gemma, path, requests())]
+        for body, served, made in zip(bodies, expected, alone):
+            assert served == made, f"{body}: {served} and not {made} of gemma generate"
     # The rate of submissions under the load of the soak.
     begun, submissions = time.time(), before.submissions()
     with ThreadPoolExecutor(args.clients) as pool:
@@ -176,16 +212,26 @@ def serve(args, options):
         environment["GEMMA_FAIL_CALL"] = f"submit@{gap}*"
     server = Server(args.gemma, options, environment)
     lock, wrong, memory = threading.Lock(), [], []
-    counts = {"whole": 0, "streamed": 0, "cancelled": 0, "malformed": 0}
+    counts = {"whole": 0, "streamed": 0, "cancelled": 0, "malformed": 0, "refused": 0}
+    kinds = list(counts)[:4]
     state = {"begun": 0}
-    deadline = time.time() + 60 * (args.minutes or 1e9)
+    begun = time.time()
+
+    def choose(dice):
+        """Returns the number of a request, to one of the models of these seconds."""
+        now = random.Random(int((time.time() - begun) / CHANGE))
+        chosen = now.sample(range(len(models)), now.randint(1, len(models)))
+        each = len(bodies) // len(models)
+        return dice.choice(chosen) * each + dice.randrange(each)
 
     def one(n):
         dice = random.Random(n)
-        which = dice.randrange(len(bodies))
+        which = choose(dice)
         path, body = bodies[which]
-        kind = dice.choices(list(counts), [6, 3, 1, 0.5])[0]
+        kind = dice.choices(kinds, [6, 3, 1, 0.5])[0]
         plain = [text for text, _ in expected[which]]
+        if kind == "cancelled" and body.get("logprobs"):
+            kind = "whole"  # Scores of a prompt are not streamed.
         if kind == "malformed":
             got, right = server.ask(path, '{"messages": 7')[0], 400
         elif kind == "cancelled":
@@ -200,11 +246,14 @@ def serve(args, options):
             raise AssertionError(f"{got!r} and not {right!r}")
         return kind
 
-    def lane(until):
+    def lane(share):
         while True:
             with lock:
                 n = state["begun"]
-                is_over = time.time() > deadline if args.minutes else n >= until
+                if args.minutes:
+                    is_over = time.time() > begun + 60 * args.minutes * share
+                else:
+                    is_over = n >= args.requests * share
                 if is_over or len(wrong) > 20:
                     return
                 state["begun"] += 1
@@ -212,6 +261,9 @@ def serve(args, options):
                 kind = one(n)
                 with lock:
                     counts[kind] += 1
+            except Refusal:
+                with lock:
+                    counts["refused"] += 1
             except Exception as error:
                 with lock:
                     wrong.append(f"request {n}: {type(error).__name__}: {error}"[:600])
@@ -219,10 +271,10 @@ def serve(args, options):
                 with lock:
                     memory.append((n, resident(server.process.pid)))
 
-    parts = 1 if len(models) == 1 or args.minutes else 10
+    parts = 1 if len(models) == 1 else 10
     for part in range(parts):
-        until = args.requests * (part + 1) // parts
-        lanes = [threading.Thread(target=lane, args=[until]) for _ in range(args.clients)]
+        share = (part + 1) / parts
+        lanes = [threading.Thread(target=lane, args=[share]) for _ in range(args.clients)]
         for thread in lanes:
             thread.start()
         for thread in lanes:
@@ -230,9 +282,11 @@ def serve(args, options):
         if len(models) > 1:
             server.wait_until_unloaded()
             memory.append((state["begun"], resident(server.process.pid)))
+            print(f"{memory[-1][0]} requests, {memory[-1][1] / 1024:.1f} MiB", flush=True)
     time.sleep(1)
     left = server.metric("gemma_running_texts") + server.metric("gemma_queue_length")
     losses = server.metric("gemma_device_losses_total")
+    loads = server.metric("gemma_model_loads_total")
     memory.append((state["begun"], resident(server.process.pid)))
     if args.lose and not losses:
         wrong.append("no device was lost")
@@ -240,8 +294,9 @@ def serve(args, options):
         wrong.append(f"{left} texts left")
     if (code := server.end()) not in (0, 143):
         wrong.append(f"exit code {code}: " + "".join(server.said[-3:]))
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    verdict("serve", state["begun"], memory, wrong, f"; {kinds}, {losses:.0f} devices lost")
+    done = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    verdict("serve", state["begun"], memory, wrong,
+            f"; {done}, {losses:.0f} devices lost, {loads:.0f} loads")
 
 
 def batch(args, options):

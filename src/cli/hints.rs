@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Other programs' commands, and what to type here.
-const COMMANDS: [(&[&str], &str); 13] = [
+const COMMANDS: [(&[&str], &str); 15] = [
     (&["server", "api"], "gemma serve answers over HTTP, in the forms of OpenAI and Anthropic"),
     (
         &["download", "get", "fetch"],
@@ -37,7 +37,15 @@ const COMMANDS: [(&[&str], &str); 13] = [
     (
         &["create"],
         "a model needs no import: -m takes a directory, a GGUF file or an id; \
-         gemma.toml holds settings such as the system text",
+         gemma.toml holds presets of settings, such as the system text: --preset NAME",
+    ),
+    (
+        &["cp", "copy", "push"],
+        "models are files of yours: copy them as files; gemma.toml holds presets of settings",
+    ),
+    (
+        &["templates", "template", "aliases"],
+        "gemma.toml holds presets of settings: gemma generate --preset NAME",
     ),
     (
         &["embed", "embeddings"],
@@ -51,7 +59,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
 ];
 
 /// Other programs' options, and their names here.
-const OPTIONS: [(&[&str], &str); 20] = [
+const OPTIONS: [(&[&str], &str); 30] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
         "-m takes the id of a model, once it is downloaded: gemma pull ID, \
@@ -132,6 +140,47 @@ const OPTIONS: [(&[&str], &str); 20] = [
         &["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro", "--slot-save-path"],
         "--cache-dir DIR is the option for that: it keeps prompts that were read",
     ),
+    (
+        &["--keep-alive", "--keepalive"],
+        "a model of gemma generate and gemma chat is unloaded at their end; \
+         gemma serve --keep-alive TIME keeps one loaded",
+    ),
+    (
+        &["--models-max", "--sleep-idle-seconds", "--no-models-autoload"],
+        "gemma serve --keep-alive TIME unloads models that are idle, \
+         and --models-memory SIZE limits those that are loaded",
+    ),
+    (
+        &["-np", "--n-parallel", "-cb", "--cont-batching", "--no-cont-batching"],
+        "--parallel N is the option for texts at once; they always share passes",
+    ),
+    (
+        &["-fa", "--flash-attn", "--mlock", "--no-mmap", "--numa", "--no-kv-offload", "-nkvo"],
+        "leave it out: gemma chooses by itself how it computes, and where weights lie; \
+         -d, --gpu-layers and -t are the options for devices",
+    ),
+    (
+        &["-ub", "--ubatch-size", "-b", "--batch-size"],
+        "leave it out: passes are sized by themselves",
+    ),
+    (
+        &["--reasoning-budget", "--reasoning-format", "--reasoning"],
+        "--think on lets a model think, and --think-budget N limits its thought",
+    ),
+    (
+        &["-no-cnv", "--no-conversation", "-st", "--single-turn"],
+        "gemma generate answers one prompt, and gemma chat is the conversation",
+    ),
+    (
+        &["--mirostat", "--typical", "--xtc-probability", "--dry-multiplier", "--top-nsigma"],
+        "leave it out: --top-k, --top-p and --min-p are the filters here, \
+         --repeat-penalty, --presence-penalty and --frequency-penalty the penalties",
+    ),
+    (
+        &["--slots", "--metrics", "--props", "--no-slots"],
+        "leave it out: gemma serve has /metrics and /props without an option, and no /slots",
+    ),
+    (&["-a", "--alias"], "a model is called as its directory or file is: rename that"),
     (
         &["--no-display-prompt", "--log-disable", "--simple-io"],
         "nothing but the answer reaches standard output; -q silences notes",
@@ -305,12 +354,16 @@ mod tests {
                 found.push((command.clone(), *name));
                 for wrong in [&["no such thing"][..], &["99999"], &[""], &[], &["0", name, "1"]] {
                     let line = [&[command.as_str(), name], wrong].concat();
+                    let argv = [&["gemma"], &line[..]].concat();
+                    if definition().try_get_matches_from(argv).is_ok() {
+                        continue; // A time of --keep-alive is a number, too.
+                    }
                     let found_hint = hint(&line).map_or(String::new(), |(what, _)| what);
                     assert!(!found_hint.contains("there is no option"), "{line:?}: {found_hint}");
                 }
             }
         }
-        let serve = ["--host", "--port"].map(|name| ("serve".to_owned(), name));
+        let serve = ["--host", "--port", "--keep-alive"].map(|name| ("serve".to_owned(), name));
         assert_eq!(found, serve);
         assert_eq!(
             hint(&["serve", "--port", "99999"]).unwrap().0,

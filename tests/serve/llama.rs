@@ -61,3 +61,47 @@ fn llama_servers_form_continues_what_its_template_makes() {
         assert!(reply.status == status && reply.body.contains(word), "{body}: {reply:?}");
     }
 }
+
+/// A list of samplers turns off those that it lacks, as llama.vim's requests have it.
+#[test]
+fn samplers_that_a_list_lacks_are_off() {
+    let server = Server::start(&["--ctx-size", "300"]);
+    let ask = |more: serde_json::Value| {
+        let mut body = json!({"prompt": "Once upon a time", "n_predict": 12, "seed": 3,
+            "temperature": 1.5, "min_p": 0.02, "repeat_penalty": 1.3, "top_k": 9});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/completion", &body)
+    };
+    let text = |more| ask(more).ok()["content"].as_str().unwrap().to_owned();
+    let plain = text(json!({}));
+    let filtered = text(json!({"repeat_penalty": 1, "top_k": 0, "top_p": 1}));
+    assert_ne!(plain, filtered);
+    for list in
+        [json!(["min_p", "temperature"]), json!("mt"), json!(["dry", "min_p", "temperature"])]
+    {
+        assert_eq!(text(json!({"samplers": list})), filtered, "{list}");
+    }
+    for list in [json!("edskypmxt"), json!(["penalties", "top_k", "top_p", "min_p", "temperature"])]
+    {
+        assert_eq!(text(json!({"samplers": list})), plain, "{list}");
+    }
+    let bare = json!({"repeat_penalty": 1, "top_k": 0, "top_p": 1, "min_p": 0, "temperature": 1});
+    assert_eq!(text(json!({"samplers": []})), text(bare));
+    for list in [json!(["min_p", "top_k"]), json!(["infill"]), json!([1]), json!(7), json!("q")] {
+        let reply = ask(json!({"samplers": list}));
+        assert!(reply.status == 400 && reply.body.contains("'samplers' lists"), "{reply:?}");
+    }
+    // One value under the several names that SillyTavern sends.
+    let names = json!({"repeat_penalty": null, "rep_pen": 1.3, "rep_pen_range": 4, "seed": null,
+        "sampler_seed": 3});
+    assert_eq!(text(names), text(json!({"repeat_last_n": 4})));
+    for (path, reply) in [
+        ("/slots", server.get("/slots")),
+        ("/slots/0", server.post("/slots/0?action=erase", &json!({}))),
+    ] {
+        assert!(
+            reply.status == 501 && reply.body.contains("leave out the slot"),
+            "{path}: {reply:?}"
+        );
+    }
+}

@@ -1,6 +1,7 @@
 //! Ollama's API: the answers are those of `/v1/chat/completions`.
 
 use crate::server::{Reply, Server};
+use crate::shell::with_model;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -155,4 +156,51 @@ fn the_model_is_described_and_the_rest_is_refused() {
         assert!(reply.json()["error"].as_str().unwrap().contains(word), "{body}: {reply:?}");
     }
     assert_eq!(server.request("DELETE", "/api/delete", "", "{}").status, 404);
+}
+
+/// The `context` of an answer goes on with its conversation, as `/api/chat` does.
+#[test]
+fn a_context_has_the_earlier_messages() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    let server = Server::start_in(dir.path(), &["-m", "m", "--ctx-size", "400"], |_| {});
+    let options = json!({"temperature": 0, "num_predict": 8});
+    let generate = |more: Value| {
+        let body = json!({"model": "any", "system": "Be brief.", "options": options,
+            "stream": false});
+        server.post("/api/generate", &with(body, more))
+    };
+    let chat = |messages: Value| {
+        let body = json!({"messages": messages, "options": options, "stream": false});
+        server.post("/api/chat", &body).ok()["message"]["content"].clone()
+    };
+    let first = generate(json!({"prompt": "Name a \"colour\"."})).ok();
+    let mut talk = json!([{"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Name a \"colour\"."}]);
+    assert_eq!(first["response"], chat(talk.clone()));
+    assert!(first["context"].as_array().unwrap().iter().all(Value::is_u64), "{first}");
+    // A stream has it in its last line. The system message comes along, unless there is another.
+    let asked =
+        |more| generate(with(json!({"prompt": "And \u{e4}?", "context": first["context"]}), more));
+    let second = asked(json!({"system": ""})).ok();
+    let streamed = lines(&asked(json!({"stream": true})));
+    assert_eq!(streamed.last().unwrap()["context"], second["context"]);
+    assert!(streamed[..streamed.len() - 1].iter().all(|line| line["context"].is_null()));
+    let list = talk.as_array_mut().unwrap();
+    list.push(json!({"role": "assistant", "content": first["response"]}));
+    list.push(json!({"role": "user", "content": "And \u{e4}?"}));
+    assert_eq!(second["response"], chat(talk.clone()));
+    assert_eq!(second["response"], joined(&streamed, "/response"));
+    talk[0]["content"] = "Be loud.".into();
+    let other = asked(json!({"system": "Be loud."})).ok();
+    assert_eq!(other["response"], chat(talk));
+    for foreign in [json!([1, 2, 3]), json!([105, 2364, 107]), json!([4294967295u32])] {
+        let reply = generate(json!({"prompt": "Hi", "context": foreign}));
+        assert!(
+            reply.status == 400 && reply.body.contains("'context' is of no answer"),
+            "{reply:?}"
+        );
+    }
+    let raw = generate(json!({"prompt": "Hi", "raw": true, "system": ""})).ok();
+    assert!(raw["context"].is_null(), "{raw}");
 }

@@ -16,6 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 QUESTION = "What is the capital of France?"
@@ -235,6 +238,55 @@ def ollama():
     assert keys(shaped.message.content) == {"city"}, shaped
     client.chat(**chat, tools=TOOLS, options=longer)
     refused(ollama.ResponseError, "mbedding", lambda: client.embed(model=model, input="a"))
+    # ComfyUI's node reads the context of each answer, and sends it back.
+    system = {"system": "Be brief.", "options": OLLAMA, "keep_alive": "-1m"}
+    first = client.generate(model=model, prompt=QUESTION, context=None, **system)
+    client.generate(model=model, prompt="Why?", context=first["context"], **system)
+    # Times as ComfyUI, Home Assistant and Ollama's own commands spell them.
+    for now in ("0m", "0s", 0):
+        assert client.ps().models[0].model == model
+        client.generate(model=model, prompt=QUESTION, options=OLLAMA, keep_alive=now)
+        loaded(client, [])
+        assert client.chat(**chat, options=OLLAMA).message.content == expected
+    assert client.generate(model=model, keep_alive=0).done_reason == "unload"
+    loaded(client, [])
+    assert client.chat(model=model, messages=[], keep_alive="5m").done_reason == "load"
+    loaded(client, [model])
+
+
+def loaded(client, names):
+    """Waits until these models are loaded."""
+    while [running.model for running in client.ps().models] != names:
+        time.sleep(0.1)
+
+
+def ask(path, body):
+    """Returns the status and the answer to a body."""
+    request = urllib.request.Request(DEMO + path, json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def bodies():
+    """Sends bodies that are written after the sources of SillyTavern, llama.vim, Open WebUI, Home
+    Assistant and ComfyUI's nodes, and checks their statuses.
+    """
+    kept = Path(__file__).parents[3] / "tests/serve/bodies/made_up.jsonl"
+    count = 0
+    for record in map(json.loads, kept.read_text().splitlines()):
+        if "(source)" in record["client"]:
+            wanted, (status, text) = record["expect"], ask(record["path"], record["body"])
+            wanted = wanted if isinstance(wanted, int) else wanted["status"]
+            assert status == wanted, f"{record['client']} {record['path']}: {status} {text}"
+            count += 1
+    assert count > 20, count
+    # llama-server's own form with SillyTavern's defaults changes no text by what it adds.
+    body = {"prompt": "The sky is", "temperature": 0, "n_predict": 20, "samplers": ["temperature"]}
+    text = json.loads(ask("/completion", body)[1])["content"]
+    assert text == answer("--raw", "The sky is"), text
 
 
 def types():
@@ -247,10 +299,17 @@ def llm():
     (home / "extra-openai-models.yaml").write_text(
         f"- model_id: gemma\n  model_name: demo\n  api_base: {DEMO}/v1\n")
     expected = answer(QUESTION)
-    for more in ([], ["--no-stream"]):
-        said = run(binary("llm"), "-m", "gemma", "--key", "none", "-n", "-o", "temperature", 0,
-                   "-o", "max_tokens", 20, QUESTION, *more, LLM_USER_PATH=str(home))
+    options = ["--key", "none", "-o", "temperature", 0, "-o", "max_tokens", 20]
+    for more in (["-n"], ["-n", "--no-stream"], []):
+        said = run(binary("llm"), "-m", "gemma", *options, QUESTION, *more,
+                   LLM_USER_PATH=str(home))
         assert said.strip() == expected.strip(), said
+    # The demo's template shows it the last message alone.
+    said = run(binary("llm"), "-c", *options, "Who are you?", LLM_USER_PATH=str(home))
+    assert said.strip() == answer("Who are you?").strip(), said
+    logged = json.loads(run(binary("llm"), "logs", "--json", LLM_USER_PATH=str(home)))
+    talks = [entry["conversation_id"] for entry in logged]
+    assert len(talks) == 2 and len(set(talks)) == 1, talks
 
 
 def lm_eval():
@@ -397,6 +456,7 @@ CLIENTS = [
     ("langchain-anthropic", PIP, ["langchain-anthropic"], langchain_anthropic),
     ("langchain-ollama", PIP, ["langchain-ollama"], langchain_ollama),
     ("ollama", PIP, ["ollama"], ollama),
+    ("bodies", PIP, [], bodies),
     ("types", PIP, ["openai", "anthropic", "ollama"], types),
     ("llm", PIP, ["llm"], llm),
     ("lm-eval", PIP, ["lm-eval[api]"], lm_eval),
@@ -426,7 +486,8 @@ def install(name, registry, packages):
         folder.mkdir(parents=True)
         if registry == PIP:
             run(sys.executable, "-m", "venv", folder)
-            run(folder / "bin/pip", "install", "-q", *packages)
+            if packages:
+                run(folder / "bin/pip", "install", "-q", *packages)
         else:
             run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder,
                 *packages)

@@ -15,15 +15,16 @@ use std::sync::Arc;
 /// Fields of the APIs and their clients that change no text here: wishes about effort and length,
 /// names of users and caches, requests for extra figures, and settings of unsupported samplers.
 const WITHOUT_EFFECT: &str = "
-    allow_fallback anthropic_beta background_tasks betas cache_control cache_prompt cache_salt
-    chat_id client_metadata container context_management dry_allowed_length dry_base
-    dry_penalty_last_n dry_sequence_breakers dynatemp_exponent embedding_only f16_kv fallbacks
-    features id id_slot include include_reasoning inference_geo keep_alive logits_all low_vram
-    main_gpu max_tool_calls metadata mirostat_eta mirostat_tau model_item n_keep num_batch
-    num_ctx num_gpu num_gqa num_keep num_thread numa output_config parallel_tool_calls
-    parse_tool_calls penalize_newline post_sampling_probs prediction priority prompt_cache_key
-    prompt_cache_options prompt_cache_retention provider reasoning_format reasoning_split
-    request_id return_progress return_tokens safety_identifier service_tier session_id slot_id
+    adaptive_decay allow_fallback anthropic_beta api_server api_type background_tasks betas
+    cache_control cache_prompt cache_salt chat_id client_metadata container context_management
+    dry_allowed_length dry_base dry_penalty_last_n dry_sequence_breakers dynatemp_exponent
+    embedding_only f16_kv fallbacks features id id_slot include include_reasoning inference_geo
+    keep_alive legacy_api logits_all low_vram main_gpu max_tool_calls metadata mirostat_eta
+    mirostat_tau model_item n_keep negative_prompt num_batch num_ctx num_gpu num_gqa num_keep
+    num_thread numa output_config parallel_tool_calls parse_tool_calls penalize_newline
+    post_sampling_probs prediction priority prompt_cache_key prompt_cache_options
+    prompt_cache_retention provider reasoning_format reasoning_split request_id response_fields
+    return_progress return_tokens safety_identifier service_tier session_id slot_id
     smoothing_curve speed store stream_options t_max_predict_ms t_max_prompt_ms
     timings_per_token tool_stream top_logprobs transforms truncation truncation_length ttl usage
     use_mlock use_mmap user user_id variables verbosity vocab_only web_search_options
@@ -32,29 +33,27 @@ const WITHOUT_EFFECT: &str = "
 
 /// Unsupported fields, each with the JSON values that have no effect.
 const NEUTRAL: &str = r#"{
-    "add_bos_token": [true], "add_generation_prompt": [true], "add_special_tokens": [false],
-    "background": [false], "ban_eos_token": [false], "best_of": [1], "context": [[]],
-    "continue_final_message": [false], "custom_token_bans": [""], "dry_multiplier": [0],
-    "dynatemp_range": [0], "echo": [false], "epsilon_cutoff": [0], "eta_cutoff": [0],
-    "files": [[]], "filter_ids": [[]], "grammar_string": [""], "guidance_scale": [1],
-    "include_stop_str_in_output": [false], "length_penalty": [1], "lora": [[]],
-    "mcp_servers": [[]], "min_keep": [0], "min_tokens": [0], "mirostat": [0],
-    "mirostat_mode": [0], "modalities": [["text"]], "n": [1], "n_indent": [0], "n_probs": [0],
-    "no_repeat_ngram_size": [0], "num_beams": [1], "options": [{}], "params": [{}],
-    "shift": [true, false], "skip_special_tokens": [true], "smoothing_factor": [0],
-    "spaces_between_special_tokens": [true], "stop_token_ids": [[]], "suffix": [""], "tfs": [1],
-    "tfs_z": [1], "thread": [{"type": "create"}], "tool_ids": [[]], "tool_servers": [[]],
-    "template": [""], "truncate": [true, false], "top_a": [0], "top_n_sigma": [-1, 0],
-    "typ_p": [1], "typical": [1], "typical_p": [1],
-    "use_beam_search": [false], "xtc_probability": [0],
-    "samplers": [[], "edkypmxt", "dkypmxt", ["top_k", "top_p", "min_p", "temperature"],
-        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
-        "temperature"]]
+    "adaptive_target": [-0.01, -1], "add_bos_token": [true], "add_generation_prompt": [true],
+    "add_special_tokens": [false], "background": [false], "ban_eos_token": [false],
+    "banned_strings": [[]], "best_of": [1], "context": [[]], "continue_final_message": [false],
+    "custom_token_bans": [""], "dry_multiplier": [0], "dynatemp_range": [0], "echo": [false],
+    "epsilon_cutoff": [0], "eta_cutoff": [0], "files": [[]], "filter_ids": [[]],
+    "grammar_string": [""], "guidance_scale": [1], "include_stop_str_in_output": [false],
+    "length_penalty": [1], "lora": [[]], "max_tokens_second": [0], "mcp_servers": [[]],
+    "min_keep": [0], "min_tokens": [0], "mirostat": [0], "mirostat_mode": [0],
+    "modalities": [["text"]], "n": [1], "n_indent": [0], "n_probs": [0],
+    "no_repeat_ngram_size": [0], "nsigma": [0], "num_beams": [1], "options": [{}],
+    "params": [{}], "rep_pen_slope": [1, 0], "shift": [true, false], "skew": [0],
+    "skip_special_tokens": [true], "smoothing_factor": [0],
+    "spaces_between_special_tokens": [true], "stop_token_ids": [[]], "suffix": [""],
+    "template": [""], "tfs": [1], "tfs_z": [1], "thread": [{"type": "create"}],
+    "tool_ids": [[]], "tool_servers": [[]], "top_a": [0], "top_n_sigma": [-1, 0],
+    "truncate": [true, false], "typ_p": [1], "typical": [1], "typical_p": [1],
+    "use_beam_search": [false], "xtc_probability": [0]
 }"#;
 
 /// Remedies for fields where "leave it out" is not enough.
 const REMEDIES: &[(&str, &str)] = &[
-    ("context", "nothing is stored, so send the earlier messages to /api/chat"),
     ("conversation", "nothing is stored, so send the earlier messages along"),
     ("extra_body", "send its fields at the top level of the body"),
     ("guided_json", "send 'response_format' instead"),
@@ -150,14 +149,18 @@ impl Fields {
     }
 
     /// Takes a seed. A negative seed is read as its 64 bits, and -1 as no seed.
+    ///
+    /// `sampler_seed` is another name of it.
     pub fn take_seed(&mut self) -> Result<Option<u64>, ApiError> {
-        match self.get("seed").and_then(Value::as_i64) {
+        let mut take = |name: &str| match self.get(name).and_then(Value::as_i64) {
             Some(seed @ ..=-2) => {
-                self.left.remove("seed");
+                self.left.remove(name);
                 Ok(Some(seed as u64))
             }
-            _ => self.take_limit("seed"),
-        }
+            _ => self.take_limit(name),
+        };
+        let other = take("sampler_seed")?;
+        Ok(take("seed")?.or(other))
     }
 
     /// Takes the first of these limits that is given. The others are dropped.

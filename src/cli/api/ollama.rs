@@ -16,10 +16,14 @@ use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use crate::grammar::GrammarSource;
+use crate::util::json;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Bytes of memory for a byte of messages that the response repeats as numbers.
+const COPIES: usize = 16;
 
 /// Reads a body of `/api/chat`.
 ///
@@ -45,18 +49,28 @@ pub fn generate(
     mut fields: Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let (mut request, form) = take(&mut fields, served)?;
+    let (mut request, mut form) = take(&mut fields, served)?;
+    let mut talk = take_context(&mut fields)?;
+    let has_context = !talk.is_empty();
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
     let images: Value = fields.take("images")?.unwrap_or_default();
     let has_images = images.as_array().is_some_and(|images| !images.is_empty());
     let is_raw = fields.take("raw")?.unwrap_or(false);
-    let item = json!({"role": "user", "content": prompt, "images": images});
-    let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
+    if let Some(system) = system {
+        talk.retain(|item| item["role"] != "system");
+        talk.insert(0, json!({"role": "system", "content": system}));
+    }
+    talk.push(json!({"role": "user", "content": prompt, "images": images}));
+    let conversation = ApiConversation::read("prompt", &talk, None)?;
     if prompt.is_empty() && !has_images {
         return load(fields, request, form);
     }
     fields.finish()?;
+    if is_raw && has_context {
+        let what = "'context': a raw prompt has no earlier messages: leave out raw";
+        return Err(ApiError::bad(what).param("context"));
+    }
     if is_raw && has_images {
         let what = "'images': a raw prompt cannot contain images: leave out raw";
         return Err(ApiError::bad(what).param("images"));
@@ -65,7 +79,36 @@ pub fn generate(
         request.prompts = vec![ApiPrompt::Text(prompt)];
         return Ok((request, Box::new(form)));
     }
+    // Later turns do not see the images, as with Ollama's server.
+    if let Some(Value::Object(item)) = talk.last_mut() {
+        item.remove("images");
+    }
+    request.repeated += COPIES * talk.iter().map(json::held).sum::<usize>();
+    form.talk = Some(talk);
     Ok(converse(request, form, conversation))
+}
+
+/// Returns the `context` of an answer: its conversation. The server stores none, so the numbers
+/// are the messages as JSON, three bytes in each.
+fn context(talk: Vec<Value>) -> Value {
+    let text = Value::from(talk).to_string();
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |all, byte| all << 8 | u32::from(*byte));
+    text.as_bytes().chunks(3).map(number).collect()
+}
+
+/// Takes the `context` of an earlier answer.
+fn take_context(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    let numbers: Vec<u32> = fields.take("context")?.unwrap_or_default();
+    if numbers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    // JSON has no zeros.
+    let text: Vec<u8> = bytes.into_iter().filter(|byte| *byte != 0).collect();
+    let talk = json::parse(&text).ok().and_then(|talk| serde_json::from_value(talk).ok());
+    let what = "'context' is not from an answer of this server: \
+        leave it out, or send the earlier messages to /api/chat";
+    talk.ok_or_else(|| ApiError::bad(what).param("context"))
 }
 
 /// Takes the fields that both endpoints have.
@@ -99,6 +142,8 @@ fn take(
         call: None,
         calls: 0,
         done: "load",
+        talk: None,
+        content: String::new(),
     };
     Ok((request, form))
 }
@@ -174,6 +219,10 @@ struct OllamaAnswer {
     calls: usize,
     /// Why the answer ended.
     done: &'static str,
+    /// The messages before the answer, if its last line has them as `context`.
+    talk: Option<Vec<Value>>,
+    /// The answer so far, for the same.
+    content: String,
 }
 
 /// A line of the answer.
@@ -189,6 +238,9 @@ impl OllamaAnswer {
     /// Parses more of the answer. Returns its text and the calls that are complete.
     fn read(&mut self, text: &str) -> (String, Vec<Value>) {
         let (mut content, mut calls) = (String::new(), Vec::new());
+        if self.talk.is_some() {
+            self.content += text;
+        }
         for part in self.reader.push(text) {
             match part {
                 AnswerPart::Text(text) => content += &text,
@@ -242,8 +294,9 @@ impl OllamaAnswer {
         object
     }
 
-    /// Adds the fields of the last line: the reason of the end, counts, and times in nanoseconds.
-    fn complete(&self, object: &mut Value, figures: &RequestFigures) {
+    /// Adds the fields of the last line: the reason of the end, counts, times in nanoseconds, and
+    /// the conversation.
+    fn complete(&mut self, object: &mut Value, figures: &RequestFigures) {
         let last = json!({
             "done": true,
             "done_reason": self.done,
@@ -256,6 +309,10 @@ impl OllamaAnswer {
         });
         for (key, value) in last.as_object().into_iter().flatten() {
             object[key] = value.clone();
+        }
+        if let Some(mut talk) = self.talk.take() {
+            talk.push(json!({"role": "assistant", "content": self.content}));
+            object["context"] = context(talk);
         }
     }
 

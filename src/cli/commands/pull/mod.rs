@@ -141,7 +141,10 @@ fn parse(name: &str) -> Result<ResolvedName> {
             .help(format!("did you mean {id}? If so, {}", how_to_get(&id)))
             .into()),
         None => Err(Fault::usage(format!("`{name}` is not OWNER/NAME"))
-            .help("give the id of a page on Hugging Face, such as google/gemma-3-1b-it")
+            .help(
+                "give a size, such as 4b or gemma4-12b, or the id of a page on Hugging Face, \
+                 such as google/gemma-3-1b-it",
+            )
             .into()),
     }
 }

@@ -185,6 +185,16 @@ pub fn is_local_host(host: &str) -> bool {
     is_plain && (name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok())
 }
 
+/// Names by which a container reaches the machine that it runs on.
+const CONTAINER_HOSTS: [&str; 2] = ["host.docker.internal", "host.containers.internal"];
+
+/// Returns whether a Host header names this machine as its containers do. A name of a network may
+/// lead anywhere, so this counts only for requests that no page of a browser sends.
+pub fn is_container_host(host: &str) -> bool {
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    CONTAINER_HOSTS.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

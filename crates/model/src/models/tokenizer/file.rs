@@ -217,6 +217,8 @@ fn model(model: Model) -> Result<BPE> {
     let merges = model.merges.into_iter().map(|MergedPair(a, b)| (a, b)).collect();
     let mut builder = BPE::builder()
         .vocab_and_merges(model.vocab.0, merges)
+        // The crate's cache belongs to each thread, which keeps it when the model is unloaded.
+        .cache_capacity(0)
         .byte_fallback(model.byte_fallback.unwrap_or(false))
         .fuse_unk(model.fuse_unk.unwrap_or(false))
         .ignore_merges(model.ignore_merges.unwrap_or(false));

@@ -1,6 +1,6 @@
 //! Permissions: checks API keys, origins of browser pages, and host names of requests.
 
-use super::super::access::{ApiKey, PageOrigin, is_local_host, is_local_origin};
+use super::super::access::{ApiKey, PageOrigin, is_container_host, is_local_host, is_local_origin};
 use super::super::pool::Client;
 use crate::cli::api::error::ApiError;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
@@ -49,6 +49,8 @@ impl Guard {
         }
         let header = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
         let host = header(HOST).unwrap_or_default();
+        // A browser names the origin or the site in requests of pages.
+        let is_page = header(ORIGIN).is_some() || headers.contains_key("sec-fetch-site");
         if let Some(origin) = header(ORIGIN) {
             let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
             if !own && !self.allows(origin) {
@@ -59,7 +61,7 @@ impl Guard {
             }
         }
         if self.keys.is_empty() {
-            return match is_local_host(host) {
+            return match is_local_host(host) || !is_page && is_container_host(host) {
                 true => Ok(()),
                 false => {
                     let what = "a server without keys answers localhost and addresses alone: \
@@ -146,6 +148,13 @@ mod tests {
         assert_eq!(page("https://a.example"), Ok(()));
         assert_eq!(page("http://127.0.0.1:2"), Ok(()));
         assert_eq!(page("app://obsidian.md"), Ok(()));
+        // A program in a container, and a page under the same name.
+        let container = ("host", "host.docker.internal:8080");
+        assert_eq!(asks(&[container]), Ok(()));
+        assert_eq!(asks(&[("host", "host.docker.internal.evil.example")]), Err(403));
+        for page in [("origin", "http://host.docker.internal:8080"), ("sec-fetch-site", "none")] {
+            assert_eq!(asks(&[container, page]), Err(403));
+        }
         // A page of the web with a name that resolves to this machine.
         let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
         assert_eq!(asks(&rebound), Err(403));

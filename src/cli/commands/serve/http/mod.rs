@@ -132,6 +132,8 @@ fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/apply-template", post(apply_template)),
         ("/props", get(props)),
         ("/infill", post(infill)),
+        ("/slots", get(slots)),
+        ("/slots/{id}", post(slots)),
     ]
 }
 
@@ -381,6 +383,13 @@ async fn props(State(app): State<Arc<App>>, uri: Uri) -> Response {
 async fn infill() -> Response {
     let what = "there is no /infill here, since Gemma 3 and 4 have no tokens for filling text in: \
         ask /completion, which continues a text";
+    refusal(&ApiError::new(501, what).code("not_supported"), ApiFamily::OpenAi)
+}
+
+/// Refuses as llama-server does without slots: a text has no place of its own here.
+async fn slots() -> Response {
+    let what = "there is no /slots, because the server finds cached prompts itself: \
+        leave out the slot; /metrics has the figures";
     refusal(&ApiError::new(501, what).code("not_supported"), ApiFamily::OpenAi)
 }
 

@@ -29,6 +29,8 @@ use tokio::sync::watch;
 const MOST_NAMES: usize = 20;
 /// Interval at which a load that waits for memory checks again.
 const LOOK: Duration = Duration::from_millis(200);
+/// Longest wait of an unload for requests that still hold the tokenizer.
+const DROP_WAIT: Duration = Duration::from_secs(1);
 
 /// All models of a server.
 pub struct ServedModels {
@@ -400,10 +402,10 @@ impl ServedModels {
         if is_ending {
             loaded.queue.end_soon();
         }
-        let _ = active.load.outcome.send_replace(Some(Ok(loaded)));
-        drop(state);
         self.slots[slot].metrics.loaded.set(1);
         self.slots[slot].metrics.loads.add(1);
+        let _ = active.load.outcome.send_replace(Some(Ok(loaded)));
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -428,7 +430,13 @@ impl ServedModels {
             loaded
         };
         let was_loaded = loaded.is_some();
-        drop(loaded);
+        if let Some(served) = loaded.map(|loaded| Arc::downgrade(&loaded.served)) {
+            // A request may hold it for a moment after its lease has ended.
+            let begun = Instant::now();
+            while served.strong_count() > 0 && begun.elapsed() < DROP_WAIT {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         release_freed();
         let own = &self.slots[slot];
         let mut state = self.lock();
