@@ -197,7 +197,7 @@ fn a_context_has_the_earlier_messages() {
     for foreign in [json!([1, 2, 3]), json!([105, 2364, 107]), json!([4294967295u32])] {
         let reply = generate(json!({"prompt": "Hi", "context": foreign}));
         assert!(
-            reply.status == 400 && reply.body.contains("'context' is of no answer"),
+            reply.status == 400 && reply.body.contains("'context' is not from an answer"),
             "{reply:?}"
         );
     }
