@@ -2,42 +2,46 @@
 
 /// Weight of an ordinary measurement in the new estimate.
 pub(super) const RATE: f32 = 0.05;
-/// Ratio to the estimate, or inverse ratio, above which a measurement is an outlier.
+/// Ratio to the estimate above which a measurement is an outlier. Below the inverse ratio it is
+/// believed.
 const OUTLIER: f32 = 1.25;
-/// Number of successive outliers on one side that count as a change.
-pub(super) const STREAK: i32 = 4;
+/// Smallest factor by which one measurement changes an estimate.
+const LEAST: f32 = 0.5;
+/// Number of successive outliers that count as a change.
+pub(super) const STREAK: u32 = 4;
 
 /// Distinguishes ordinary measurements from outliers, and outliers from a change.
+///
+/// Other programs only make a pass longer. A measurement far below the estimate therefore means that
+/// the estimate is too high, and is believed at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutlierFilter {
-    /// Number of successive outliers above the estimate; negative for outliers below it.
-    pub streak: i32,
-    /// The outlier closest to the estimate, as a ratio to it.
+    /// Number of successive outliers above the estimate.
+    pub streak: u32,
+    /// The smallest of these outliers, as a ratio to the estimate.
     nearest: f32,
 }
 
 impl OutlierFilter {
-    /// Returns 0 for an ordinary measurement, 1 for an outlier above the estimate, and -1 for one
-    /// below it.
-    pub fn side(ratio: f32) -> i32 {
-        (ratio > OUTLIER) as i32 - (ratio * OUTLIER < 1.0) as i32
+    /// Returns whether a measurement of `ratio` times the estimate is an outlier above it.
+    pub fn is_high(ratio: f32) -> bool {
+        ratio > OUTLIER
     }
 
     /// Returns the factor by which a measurement of `ratio` times the estimate changes it.
     ///
-    /// The factor is close to 1 for an ordinary measurement. An outlier returns `None`. After
-    /// `needed` successive outliers it is the ratio of the closest one.
-    pub fn judge(&mut self, ratio: f32, needed: i32) -> Option<f32> {
-        let side = Self::side(ratio);
-        if side == 0 || side != self.streak.signum() {
-            *self = OutlierFilter { streak: 0, nearest: ratio };
+    /// The factor is close to 1 for an ordinary measurement, and `ratio`, but at least [`LEAST`], for
+    /// one far below the estimate. An outlier above it returns `None`. After `needed` successive outliers it is the
+    /// ratio of the smallest one.
+    pub fn judge(&mut self, ratio: f32, needed: u32) -> Option<f32> {
+        if !Self::is_high(ratio) {
+            *self = OutlierFilter::default();
+            let is_low = ratio * OUTLIER < 1.0;
+            return Some(if is_low { ratio.max(LEAST) } else { 1.0 + RATE * (ratio - 1.0) });
         }
-        if side == 0 {
-            return Some(1.0 + RATE * (ratio - 1.0));
-        }
-        self.streak += side;
-        self.nearest = if side > 0 { self.nearest.min(ratio) } else { self.nearest.max(ratio) };
-        (self.streak.abs() >= needed).then(|| {
+        self.nearest = if self.streak == 0 { ratio } else { self.nearest.min(ratio) };
+        self.streak += 1;
+        (self.streak >= needed).then(|| {
             self.streak = 0;
             self.nearest
         })
@@ -78,12 +82,8 @@ mod tests {
         let booked = [3.0, 9.0, 2.0, 2.5].map(|seconds| time.observe(seconds));
         assert_eq!(booked, [1.01, 1.01, 2.0, 2.5], "the third and the outlier before make four");
         assert!((2.0..2.06).contains(&time.mean), "{}", time.mean);
-        for _ in 0..3 {
-            time.observe(0.1);
-        }
-        assert!(time.mean > 2.0);
-        time.observe(0.2);
-        assert!((time.mean - 0.2).abs() < 1e-5, "the nearest of the four");
+        time.mean = 2.0;
+        assert_eq!((time.observe(1.2), time.mean), (1.2, 1.2), "a short one is believed at once");
     }
 
     #[test]
@@ -91,6 +91,6 @@ mod tests {
         let mut time = Estimate::default();
         assert_eq!((time.observe(0.3), time.mean), (0.3, 0.3));
         time.observe(0.0);
-        assert_eq!(time.mean, 0.3);
+        assert_eq!(time.mean, 0.15);
     }
 }

@@ -12,9 +12,10 @@
 //! free sources, and the factor by which work ahead makes passes longer. An estimate is a mean in
 //! which old measurements fade ([`estimate`]). A measurement beyond 1.25 times the estimate is an
 //! outlier and changes nothing: another program delayed the pass, or kernels were compiled. Four
-//! successive outliers on one side are a change, and the estimate follows at once. For passes with
-//! draft nodes, one plain pass is run first. It tells whether the cost of nodes or the speed of the
-//! machine has changed ([`passes`]).
+//! successive outliers are a change, and the estimate follows at once. For passes with draft nodes,
+//! one plain pass is run first. It tells whether the cost of nodes or the speed of the machine has
+//! changed ([`passes`]). Nothing makes a pass shorter than it is: a measurement far below the
+//! estimate is believed at once, so that a cost measured in a bad moment does not end drafting.
 //!
 //! **Back-off.** A choice that is not the best one by the estimates is tried again after a pause,
 //! which doubles with each failed trial ([`budget`]). Examples are a draft step if none pays,

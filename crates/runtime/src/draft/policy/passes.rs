@@ -15,7 +15,7 @@ impl PassTimes {
     /// Returns whether a plain pass is needed, to tell whether the cost of nodes or the speed of
     /// the machine has changed.
     pub fn is_doubtful(&self) -> bool {
-        self.drafted.streak.abs() == STREAK
+        self.drafted.streak == STREAK
     }
 
     /// Records a pass over `rows` rows. `plain` is the number of rows without draft nodes.
@@ -34,18 +34,18 @@ impl PassTimes {
     ) -> f32 {
         let known = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
         let (ratio, is_plain) = (seconds / known, rows <= plain && stretch.is_none());
-        let side = OutlierFilter::side(ratio);
+        let is_high = OutlierFilter::is_high(ratio);
         let judged = if is_plain {
-            // Outliers of passes with nodes on the same side count too.
-            self.plain.judge(ratio, STREAK - (side * self.drafted.streak).max(0))
+            // Outliers of passes with nodes count too.
+            self.plain.judge(ratio, STREAK.saturating_sub(self.drafted.streak))
         } else {
             self.drafted.judge(ratio, STREAK + 2)
         };
-        if is_plain && side != 0 && judged.is_some() {
+        if is_plain && is_high && judged.is_some() {
             self.drafted = OutlierFilter::default();
-        } else if is_plain && side == 0 && self.is_doubtful() {
+        } else if is_plain && !is_high && self.is_doubtful() {
             // After an ordinary plain pass, the next outlier is a change in the cost of nodes.
-            self.drafted.streak += self.drafted.streak.signum();
+            self.drafted.streak += 1;
         }
         let Some(factor) = judged else { return known };
         match stretch {
@@ -99,6 +99,13 @@ mod tests {
         assert_eq!(times.curve.cost(1), 1.0, "what a guess costs says nothing of plain decoding");
         assert_eq!(pass(&mut times, 1, 100.0), 1.0, "a stolen time slice");
         assert_eq!(times.curve.cost(1), 1.0);
+    }
+
+    #[test]
+    fn a_cost_that_was_measured_too_high_is_corrected_by_two_passes() {
+        let mut times = Times::new(&[(1, 1.0), (8, 6.0)]);
+        assert_eq!([(); 2].map(|()| times.observe([1, 8], 2.0, None)), [2.0, 2.0]);
+        assert_eq!([1, 8].map(|rows| times.curve.cost(rows)), [1.0, 2.0]);
     }
 
     #[test]
