@@ -97,7 +97,7 @@ fn containers_that_lie() {
     file.keys.insert(0, ("a".into(), huge(0, n)));
     fs::write(&path, file.bytes()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(2 * n).unwrap();
-    assert!(refused(open(&path)).contains("longer than 100000000 bytes"));
+    assert!(refused(open(&path)).contains("longer than the limit of 100000000 bytes"));
     for wrong in [Val::U32(0), Val::U32(24), Val::Str("32".into())] {
         harmed(|f| f.set("general.alignment", wrong), &["power of two"]);
     }
