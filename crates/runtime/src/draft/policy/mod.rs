@@ -324,7 +324,10 @@ impl Policy {
         let (texts, all) = (round.texts.max(1) as f32, taken + round.texts);
         self.figures.plain(all, all as f32 / texts * plain);
         if self.options.fixed().is_none() {
-            self.budget.book(all as f32 / texts, spent / plain);
+            // A pass without nodes is plain decoding, however long it takes.
+            let is_plain = round.rows <= round.texts;
+            let passes = if is_plain { 1.0 + round.drafting / plain } else { spent / plain };
+            self.budget.book(all as f32 / texts, passes);
         }
         if let Some(steps) = round.steps {
             let expected = self.acceptance.trust() * round.promised + round.sure as f32;
