@@ -431,7 +431,7 @@ fn a_pipe_in_the_cache_is_refused_and_not_waited_for() {
 fn a_full_disk_is_1_before_and_during_the_download() {
     let (home, hub, bytes) = one_file();
     hub.set(|answers| answers.size = Some(1 << 60));
-    hub.pull(home.path(), "org/m").fails(1, &["takes 1152922 TB", " free", "HF_HUB_CACHE"]);
+    hub.pull(home.path(), "org/m").fails(1, &["needs 1152922 TB", " free", "HF_HUB_CACHE"]);
     assert!(hub.ranges().is_empty() && !folder(home.path()).exists());
     hub.set(|answers| answers.size = None);
     let mut limited = command("bash", home.path());
