@@ -351,7 +351,7 @@ fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it
     // A message that cannot fit is refused, and no older message is dropped for it.
     let refused = chat.ask(&format!("{}\r", "far too many words ".repeat(60)));
     assert!(
-        refused.contains("the context holds 128") && !refused.contains("no longer sees"),
+        refused.contains("the context has room for 128") && !refused.contains("no longer sees"),
         "{refused}"
     );
     let stats = chat.ask("/stats\r");

@@ -12,8 +12,8 @@ pub(super) const STREAK: u32 = 4;
 
 /// Distinguishes ordinary measurements from outliers, and outliers from a change.
 ///
-/// Other programs only make a pass longer. A measurement far below the estimate therefore means that
-/// the estimate is too high, and is believed at once.
+/// Other programs only make a pass longer. A measurement far below the estimate therefore shows
+/// that the estimate is too high, and is believed at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutlierFilter {
     /// Number of successive outliers above the estimate.
@@ -30,9 +30,9 @@ impl OutlierFilter {
 
     /// Returns the factor by which a measurement of `ratio` times the estimate changes it.
     ///
-    /// The factor is close to 1 for an ordinary measurement, and `ratio`, but at least [`LEAST`], for
-    /// one far below the estimate. An outlier above it returns `None`. After `needed` successive outliers it is the
-    /// ratio of the smallest one.
+    /// The factor is close to 1 for an ordinary measurement. For one far below the estimate it is
+    /// `ratio`, but at least [`LEAST`]. An outlier above the estimate returns `None`. After `needed`
+    /// successive outliers it is the ratio of the smallest one.
     pub fn judge(&mut self, ratio: f32, needed: u32) -> Option<f32> {
         if !Self::is_high(ratio) {
             *self = OutlierFilter::default();
