@@ -31,8 +31,8 @@ impl OutlierFilter {
     /// Returns the factor by which a measurement of `ratio` times the estimate changes it.
     ///
     /// The factor is close to 1 for an ordinary measurement. For one far below the estimate it is
-    /// `ratio`, but at least [`LEAST`]. An outlier above the estimate returns `None`. After `needed`
-    /// successive outliers it is the ratio of the smallest one.
+    /// `ratio`, but at least [`LEAST`]. An outlier above the estimate returns `None`. After
+    /// `needed` successive outliers it is the ratio of the smallest one.
     pub fn judge(&mut self, ratio: f32, needed: u32) -> Option<f32> {
         if !Self::is_high(ratio) {
             *self = OutlierFilter::default();
