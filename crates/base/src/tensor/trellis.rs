@@ -4,13 +4,12 @@
 //!
 //! A tile of 16 rows and 16 columns is one circular bit string, row after row. A *state* is a
 //! window of 16 bits of it. Each next state shifts in `step` new bits and yields two neighbouring
-//! weights of a row, each a sum of four nibbles:
+//! weights of a row, each a sum of four nibbles of `word = (state * multiplier) mod 2^32`:
 //!
 //! - the first weight: the sum of the low nibbles of the word's bytes, minus 30;
 //! - the second one: the sum of the high nibbles, minus 30.
-//! - the second one: the sum of the high nibbles, less 30.
+//!
 //! Sums of nibbles look Gaussian and fit int8. A dot product of four bytes computes them.
-//! Sums of nibbles look Gaussian, fit int8, and are what a dot product of four bytes gives.
 //!
 //! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
 //! word. A state's new bits are the last bits of its window. Windows wrap around from the start of
