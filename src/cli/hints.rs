@@ -155,7 +155,7 @@ const OPTIONS: [(&[&str], &str); 30] = [
         "--parallel N is the option for texts at once; they always share passes",
     ),
     (
-        &["-fa", "--flash-attn", "--mlock", "--no-mmap", "--numa", "--no-kv-offload", "-nkvo"],
+        &["--flash-attn", "--mlock", "--no-mmap", "--numa", "--no-kv-offload", "-nkvo"],
         "leave it out: gemma chooses by itself how it computes, and where weights lie; \
          -d, --gpu-layers and -t are the options for devices",
     ),
