@@ -92,7 +92,7 @@ fn check(open: &dyn Fn() -> Box<dyn Executor>, kv: KvFormat, sequences: usize) {
     assert!(go_on(&three, 0, &text) == want, "{kv:?}: three pages, once more");
 
     let missing = engine.resume(0, &three, 2 * PAGE).unwrap_err();
-    assert!(missing.to_string().contains("does not hold"), "{missing}");
+    assert!(missing.to_string().contains("lacks pages"), "{missing}");
     (0..sequences).for_each(|sequence| engine.truncate(sequence, 0).unwrap());
     assert!(engine.cached(0).free_pages < all);
     drop((two, three));

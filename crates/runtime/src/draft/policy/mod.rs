@@ -325,9 +325,8 @@ impl Policy {
         self.figures.plain(all, all as f32 / texts * plain);
         if self.options.fixed().is_none() {
             // A pass without nodes is plain decoding, however long it takes.
-            let is_plain = round.rows <= round.texts;
-            let passes = if is_plain { 1.0 + round.drafting / plain } else { spent / plain };
-            self.budget.book(all as f32 / texts, passes);
+            let time = if round.rows > round.texts { spent } else { plain + round.drafting };
+            self.budget.book(all as f32 / texts, time / plain);
         }
         if let Some(steps) = round.steps {
             let expected = self.acceptance.trust() * round.promised + round.sure as f32;
