@@ -5,8 +5,6 @@ pub(super) const RATE: f32 = 0.05;
 /// Ratio to the estimate above which a measurement is an outlier. Below the inverse ratio it is
 /// believed.
 const OUTLIER: f32 = 1.25;
-/// Smallest factor by which one measurement changes an estimate.
-const LEAST: f32 = 0.5;
 /// Number of successive outliers that count as a change.
 pub(super) const STREAK: u32 = 4;
 
@@ -31,13 +29,13 @@ impl OutlierFilter {
     /// Returns the factor by which a measurement of `ratio` times the estimate changes it.
     ///
     /// The factor is close to 1 for an ordinary measurement. For one far below the estimate it is
-    /// `ratio`, but at least [`LEAST`]. An outlier above the estimate returns `None`. After
-    /// `needed` successive outliers it is the ratio of the smallest one.
+    /// `ratio`, but at least a half. An outlier above the estimate returns `None`. After `needed`
+    /// successive outliers it is the ratio of the smallest one.
     pub fn judge(&mut self, ratio: f32, needed: u32) -> Option<f32> {
         if !Self::is_high(ratio) {
             *self = OutlierFilter::default();
             let is_low = ratio * OUTLIER < 1.0;
-            return Some(if is_low { ratio.max(LEAST) } else { 1.0 + RATE * (ratio - 1.0) });
+            return Some(if is_low { ratio.max(1.0 / 2.0) } else { 1.0 + RATE * (ratio - 1.0) });
         }
         self.nearest = if self.streak == 0 { ratio } else { self.nearest.min(ratio) };
         self.streak += 1;
