@@ -33,13 +33,19 @@ pub trait Words: Copy {
     /// Adds four products of bytes below 16 like [`dot`](Self::dot), to the `sums` in alternation.
     #[inline(always)]
     fn dot_four<const SETS: usize>(sums: &mut [Self; SETS], bytes: [Self; 4], x: [Self; 4]) {
-        for i in 0..4 {
-            sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
-        }
+        dot_in_turn(sums, bytes, x);
     }
     /// Returns the sums of the four bytes (below 16) of each of four words, lane by lane, one byte
     /// each.
     fn byte_sums(words: [Self; 4]) -> Self;
+}
+
+/// Adds four products, one by one, to the `sums` in alternation.
+#[inline(always)]
+pub fn dot_in_turn<W: Words, const SETS: usize>(sums: &mut [W; SETS], bytes: [W; 4], x: [W; 4]) {
+    for i in 0..4 {
+        sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
+    }
 }
 
 /// Operations for any processor.

@@ -1,6 +1,6 @@
 //! [`Words`] in AVX-512 VNNI, AVX2 and AVX-VNNI.
 
-use super::words::Words;
+use super::words::{Words, dot_in_turn};
 use crate::compute::cpu::simd::intrinsics;
 use std::arch::x86_64::*;
 
@@ -158,10 +158,7 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
     #[inline(always)]
     fn dot_four<const SETS: usize>(sums: &mut [Self; SETS], bytes: [Self; 4], x: [Self; 4]) {
         if VNNI {
-            for i in 0..4 {
-                sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
-            }
-            return;
+            return dot_in_turn(sums, bytes, x);
         }
         // The sum of eight products is at most 8 * 15 * 127 = 15240, which fits in 16 bits.
         sums[0] = intrinsics! {
