@@ -8,7 +8,8 @@
 The tokenizer is a small one: pieces trained on README.md, and all control tokens at their ids. The
 token ids come from transformers (`GemmaTokenizer`). The conversations are rendered by jinja2 with
 transformers' settings: with our template, and with features.jinja, which uses the language features
-of Google's template. --template renders them with another template, such as Google's own."""
+of Google's template. --template renders them with another template. Google's of 2026-07-09 (SHA-256
+ae53464b...) renders the same texts as ours."""
 
 import itertools
 import json
@@ -94,6 +95,23 @@ PLAN = function(
         "required": ["where"]}}, hotel={"type": "boolean", "nullable": True},
 )  # fmt: skip
 
+SCHEMAS = function(
+    "schemas", "Keywords of JSON Schema.",
+    choice={"type": "string", "enum": ["x", 'y "z"'], "description": "Quoted"},
+    size={"type": "integer", "minimum": 1, "default": 3, "nullable": True},
+    union={"type": ["string", "null"], "description": "Two types"},
+    either={"anyOf": [{"type": "string"}]},
+    lists={"type": "array", "items": {"type": "string", "enum": ["p"], "default": {"k": 1}}},
+    unions={"type": "array", "items": {"type": ["string", "null"], "title": None}},
+    bare={"type": "array"}, empty={"type": "array", "items": {}}, free={"type": "object"},
+    open={"type": "object", "additionalProperties": {"type": "string"}},
+    shut={"type": "object", "additionalProperties": False},
+    nested={"type": "object", "description": "Deep", "required": ["z"], "properties": {
+        "z": {"type": "boolean"}, "y": {"type": "object", "properties": {
+            "q": {"type": "string"}}, "required": ["q"]}}},
+)  # fmt: skip
+NOTHING = function("nothing", "Takes nothing.")
+
 
 def call(name, number=0, **arguments):
     return {"id": f"call_{number}", "type": "function", "function": {
@@ -131,6 +149,9 @@ def conversations():
         said("Hi", "<|channel>thought\nHm.\n<channel|>Hello.", "And?"),
         said("Hi", "one<|channel>thought\nHm.\n<channel|>two<channel|>", "And?"),
         said("\U0001f600 <b> {{ x }}", system="{% x %}"),
+        said("a", "b") + said("c", "d")[1:] + said("e"),
+        said("a") + said("b", "c"),
+        said("a", "<|channel>b", "c", "d<channel|>e", "f"),
     ]
     tools = [
         ask,
@@ -142,10 +163,17 @@ def conversations():
         said("x", "y", "z"),
         ask + [calls(rome, thought="Old."), result("weather", "21")] + said("x", "y", "z")[1:]
         + [calls(bern, thought="New:\n- Bern"), result("weather", "17", 1)],
+        ask + [calls(rome, text=" I look. ", thought="Rome."), result("weather", "21")]
+        + said("x", "It is warm.", "Thanks!")[1:],
+        ask + [calls(rome, text="I look."), result("weather", "21")],
+        ask + [calls(rome)],
+        ask + [calls(rome)] + said("Well?"),
+        ask + [result("weather", "21")] + said("Well?"),
+        ask + [calls(rome), result("weather", "21"), calls(bern, text="And Bern.")],
     ]
     cases = [(messages, None, thinks) for messages in plain for thinks in (False, True)]
     cases += [(messages, [WEATHER, PLAN], thinks) for messages in tools for thinks in (False, True)]
-    return cases + [(ask, [PLAN], False)]
+    return cases + [(ask, [tool], False) for tool in (PLAN, SCHEMAS, NOTHING)]
 
 
 def rendered(source, path):

@@ -124,9 +124,9 @@ const OPTIONS: [(&[&str], &str); 30] = [
         "adapters are not applied: merge the adapter into the checkpoint, and give that as -m",
     ),
     (
-        &["--jinja", "--no-jinja", "--chat-template", "--chat-template-file", "--template"],
-        "the model's own chat template is always used; \
-         gemma tokenize --template prints what it makes of a prompt, and --raw leaves it out",
+        &["--jinja", "--no-jinja", "--chat-template-file", "--template"],
+        "the model's own chat template is used; --chat-template FILE is another, and --raw none; \
+         gemma tokenize --rendered prints what it makes of a prompt",
     ),
     (
         &["--context-shift", "--no-context-shift"],

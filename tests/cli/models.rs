@@ -5,7 +5,7 @@ use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
 use gemma::testing::CUT_WORK;
 use serde_json::{Value, json};
-use shell::{BINARY, command, gemma, gemma_in, wait};
+use shell::{BINARY, command, gemma, gemma_in, wait, with_model};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -510,6 +510,34 @@ fn a_missing_template_is_noted_and_mistyped_control_tokens_are_a_detail() {
         let said = said(silent);
         assert!(!said.contains("template") && !said.contains("ordinary text"), "{said}");
     }
+}
+
+#[test]
+fn an_old_template_is_noted_and_another_can_be_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = "{# format_function_declaration <|turn> #}old: {{ messages[0].content }}";
+    with_model(dir.path(), &[("chat_template.jinja", old.as_bytes())]);
+    fs::write(dir.path().join("own.jinja"), "own: {{ messages[0].content }}").unwrap();
+    let rendered = |options: &[&str]| {
+        let command = ["tokenize", "-m", "m", "--rendered", "Hi"];
+        let run = gemma_in(dir.path(), &[&command, options].concat(), b"").ok();
+        (run.text().to_owned(), run.err)
+    };
+    let (text, said) = rendered(&[]);
+    assert!(text == "<bos>old: Hi" && said.contains("--chat-template google"), "{text} {said}");
+    let (text, said) = rendered(&["--chat-template", "own.jinja"]);
+    assert!(text == "<bos>own: Hi" && said.is_empty(), "{text} {said}");
+    let (text, said) = rendered(&["--chat-template", "google"]);
+    let google = "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n";
+    assert!(text == google && said.is_empty(), "{text} {said}");
+    let run = |options: &[&str]| {
+        let command = ["generate", "-m", "m", "-n", "2", "--chat-template", "own.jinja", "Hi"];
+        gemma_in(dir.path(), &[&command, options].concat(), b"")
+    };
+    assert!(!run(&[]).ok().err.contains("template"));
+    run(&["--raw"]).fails(2, &["--raw", "--chat-template"]);
+    fs::remove_file(dir.path().join("own.jinja")).unwrap();
+    run(&[]).fails(3, &["own.jinja"]);
 }
 
 #[test]

@@ -218,6 +218,15 @@ fn thoughts_end_at_their_budget_in_all_forms() {
     // 300 tokens of the thought, its two marks, and the answer.
     let (longer, tokens) = chat(json!({"reasoning_effort": "high"}));
     assert!(longer.len() > 50 && (302 + 1..=302 + 6).contains(&tokens), "{tokens}: {longer}");
+    // After a result the template begins the thought, so that its first mark and its name are not
+    // generated.
+    let call = json!({"id": "a", "type": "function",
+        "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}});
+    let mut messages = question().as_array().unwrap().clone();
+    messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    messages.push(json!({"role": "tool", "tool_call_id": "a", "content": "21 degrees"}));
+    let (begun, tokens) = chat(json!({"reasoning_effort": "high", "messages": messages}));
+    assert!(begun.len() > 50 && (280..=300).contains(&tokens), "{tokens}: {begun}");
     // The last character of a thought may be cut.
     let begins = |short: &str| {
         let whole = short.trim_end_matches('\u{fffd}');

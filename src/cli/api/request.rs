@@ -18,7 +18,6 @@ use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
-use crate::sampler::ThoughtBudget;
 use crate::tensor::Token;
 use crate::util::json;
 use anyhow::{Result, bail, ensure};
@@ -323,12 +322,9 @@ impl ApiRequest {
         for prompt in &self.prompts {
             let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
             for i in 0..self.n as u64 {
-                let thought = served.tokenizer.channel().filter(|_| self.thinking.is_on);
-                let budget = self.thinking.budget.zip(thought);
-                let budget =
-                    budget.map(|(most, marks)| ThoughtBudget::new(history.len(), marks, most));
-                let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
-                let constrained = constrained.within(budget);
+                let Thinking { is_on, budget } = self.thinking;
+                let constrained =
+                    Constrained::new(grammar.as_ref(), &history, &served.tokenizer, is_on, budget);
                 let seed = seed.wrapping_add(i);
                 let config = self.sampling.config(&served.sampling, seed);
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);

@@ -6,6 +6,7 @@ use super::functions::ToolOptions;
 use super::tools::CallReader;
 use crate::cli::io::prompt::chat_template;
 use crate::cli::io::ui::Ui;
+use crate::cli::options::TemplateArgs;
 use crate::error::Fault;
 use crate::grammar::tools;
 use crate::models::{ChatTemplate, Config, Tokenizer};
@@ -84,6 +85,7 @@ pub struct ServedOptions {
     pub constraints: Arc<Constraints>,
     pub max_tokens: AutoOr,
     pub thinking: Thinking,
+    pub template: TemplateArgs,
 }
 
 impl ServedModel {
@@ -94,8 +96,15 @@ impl ServedModel {
         options: ServedOptions,
         ui: &Ui,
     ) -> Result<ServedModel> {
-        let ServedOptions { context, created, sampling, constraints, max_tokens, thinking } =
-            options;
+        let ServedOptions {
+            context,
+            created,
+            sampling,
+            constraints,
+            max_tokens,
+            thinking,
+            template,
+        } = options;
         let kv = kv_format(&session.model.weights, session.run.kv)?;
         // The number of threads changes only the speed, so it is not part of the fingerprint.
         let device = device.split(", ").next().unwrap_or_default();
@@ -108,7 +117,7 @@ impl ServedModel {
             created,
             fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
             tokenizer: session.tokenizer.clone(),
-            template: chat_template(&session.model, &session.tokenizer, ui)?,
+            template: chat_template(&session.model, &session.tokenizer, &template, ui)?,
             config: session.config().clone(),
             size: Size::of(&session.model.weights)?,
             stop_ids: session.stop_ids.clone(),

@@ -3,10 +3,10 @@
 use crate::cli::api::tokens::spelled;
 use crate::cli::io::input;
 use crate::cli::io::output::print;
-use crate::cli::io::prompt::read_messages;
-use crate::cli::options::{InputOptions, SpecialPolicy, UiOptions};
+use crate::cli::io::prompt::{chat_template, read_messages};
+use crate::cli::options::{InputOptions, SpecialPolicy, TemplateArgs, UiOptions};
 use crate::cli::settings::Typed;
-use crate::models::{ChatTemplate, Message, Special};
+use crate::models::{Message, Special};
 use crate::runtime::Model;
 use anyhow::Result;
 use clap::Args;
@@ -40,6 +40,8 @@ pub struct TokenizeArgs {
     /// Print the text that the chat template produces for the model, instead of tokens
     #[arg(long, conflicts_with = "json")]
     pub rendered: bool,
+    #[command(flatten)]
+    pub chat_template: TemplateArgs,
     /// How to read control tokens in the text
     #[arg(
         long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
@@ -71,9 +73,10 @@ pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
     };
-    let ids = if options.template || options.rendered || options.messages.is_some() {
+    let is_chosen = options.chat_template.chat_template.is_some();
+    let ids = if options.template || options.rendered || options.messages.is_some() || is_chosen {
         messages.extend(text.map(|text| Message::new("user", text)));
-        let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
+        let template = chat_template(&model, &tokenizer, &options.chat_template, ui)?;
         template.encode(&tokenizer, &messages, None, special, None)?
     } else {
         tokenizer.encode(&text.unwrap_or_default(), special)?

@@ -5,7 +5,7 @@ use crate::cli::io::input;
 use crate::cli::io::pictures::picture;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy};
+use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy, TemplateArgs};
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Image, Message, MessageImage, Special, Tokenizer};
 use crate::runtime::load::check_prompt;
@@ -212,10 +212,14 @@ pub fn encode(
         let fault = Fault::usage("--think on needs the chat template, and --raw uses none");
         return Err(fault.help("drop one of the two").into());
     }
+    if chat.template.chat_template.is_some() && chat.raw {
+        let fault = Fault::usage("--chat-template and --raw are both given, and --raw uses none");
+        return Err(fault.help("drop one of the two").into());
+    }
     let input = &PromptInput { thinks, ..input.clone() };
     let template = match chat.raw {
         true => None,
-        false => Some(chat_template(&session.model, &session.tokenizer, ui)?),
+        false => Some(chat_template(&session.model, &session.tokenizer, &chat.template, ui)?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
     let prompt = PromptEncoder {
@@ -247,15 +251,31 @@ pub fn encode(
     Ok(prompt)
 }
 
-/// Returns the model's chat template.
+/// Returns the chat template that is chosen, by default the model's own.
 ///
-/// If its files have none, prints a note and returns Gemma's own.
+/// If the model's files have none, prints a note and returns Gemma's own. Prints a note too if
+/// theirs is an old one of Google's.
 pub fn chat_template(
     model: &Model,
     tokenizer: &Tokenizer,
+    choice: &TemplateArgs,
     listener: &dyn Listener,
 ) -> Result<ChatTemplate> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
+    match choice.chat_template.as_deref() {
+        Some(name) if name == "google" => {
+            return Ok(template.with_source(tokenizer.dialect().template.to_owned()));
+        }
+        Some(file) => return Ok(template.with_source(read_file(file)?)),
+        None => {}
+    }
+    if template.is_outdated() {
+        listener.note(&format!(
+            "the chat template of {} is older than Google's of 2026-07-09, \
+             which mends calls of functions; --chat-template google renders as the newer one does",
+            model.name
+        ));
+    }
     if model.place.is_some() && template.is_built_in() {
         listener.note(&format!(
             "no chat template in {}: it is perhaps a base model, which answers no questions; \
@@ -453,6 +473,7 @@ mod tests {
             prefill: None,
             special_in_prompt,
             think: ThinkOptions { think: Think::Off, think_budget: None },
+            template: TemplateArgs::default(),
         }
     }
 

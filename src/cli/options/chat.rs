@@ -5,7 +5,6 @@ use crate::error::Fault;
 use crate::grammar::Grammar;
 use crate::models::Tokenizer;
 use crate::runtime::constraints::Constrained;
-use crate::sampler::ThoughtBudget;
 use crate::tensor::Token;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -41,6 +40,8 @@ pub struct ChatOptions {
     pub special_in_prompt: SpecialPolicy,
     #[command(flatten)]
     pub think: ThinkOptions,
+    #[command(flatten)]
+    pub template: TemplateArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -74,26 +75,27 @@ impl ThinkOptions {
         Ok(self.think == Think::On)
     }
 
-    /// Returns the grammar of an answer after `prompt` tokens, and the limit of its thoughts.
+    /// Returns the grammar of an answer to `prompt`, and the limit of its thoughts.
     pub fn constrained(
         &self,
         grammar: Option<&Grammar>,
-        prompt: usize,
+        prompt: &[Token],
         tokenizer: &Tokenizer,
     ) -> Constrained {
-        Constrained::new(grammar, prompt, self.thought(tokenizer))
-            .within(self.limit(prompt, tokenizer))
+        Constrained::new(grammar, prompt, tokenizer, self.think == Think::On, self.think_budget)
     }
+}
 
-    /// Returns the rule that limits the thought of an answer after `prompt` tokens, if there is
-    /// one.
-    fn limit(&self, prompt: usize, tokenizer: &Tokenizer) -> Option<ThoughtBudget> {
-        let marks = self.thought(tokenizer)?;
-        self.think_budget.map(|most| ThoughtBudget::new(prompt, marks, most))
-    }
-
-    /// Returns the tokens that begin and end a thought, if the model is to think.
-    fn thought(&self, tokenizer: &Tokenizer) -> Option<(Token, Token)> {
-        tokenizer.channel().filter(|_| self.think == Think::On)
-    }
+/// The chat template of a conversation.
+#[derive(Debug, Clone, Default, Args)]
+pub struct TemplateArgs {
+    /// Chat template in place of the model's own: google, or a Jinja file
+    ///
+    /// google renders what Google's newest templates render: of Gemma 3, and of Gemma 4 since
+    /// 2026-07-09. Files that were made before carry older ones.
+    #[arg(
+        long, value_name = "google|FILE", hide_short_help = true,
+        value_hint = clap::ValueHint::FilePath, help_heading = "Input"
+    )]
+    pub chat_template: Option<PathBuf>,
 }

@@ -15,7 +15,7 @@ mod source;
 mod ui;
 mod values;
 
-pub use chat::{ChatOptions, Think, ThinkOptions};
+pub use chat::{ChatOptions, TemplateArgs, Think, ThinkOptions};
 pub use drafting::DraftArgs;
 pub use formats::FormatArgs;
 pub use grammar::GrammarOptions;

@@ -327,6 +327,13 @@ mod tests {
         }
         assert!(rule.mask(&history).unwrap().ends() && rule.is_complete(&history));
         assert!(!grammar.follow(2).mask(&history[..2]).unwrap().allows(channel.0));
+        // A prompt may end inside the thought.
+        for prompt in 3..2 + thought.len() {
+            assert_eq!(tokenizer.open_thought(&history[..prompt]), 2);
+        }
+        for prompt in [0, 2, 2 + thought.len(), history.len()] {
+            assert_eq!(tokenizer.open_thought(&history[..prompt]), prompt);
+        }
     }
 
     /// A mask does not depend on the order of queries, on rejected drafts, or on dropped states.

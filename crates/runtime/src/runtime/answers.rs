@@ -233,7 +233,10 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
     pub fn admit(&mut self, request: AnswerRequest<T>) -> Result<usize, Box<Finished<T>>> {
         let AnswerRequest { text, constrained, stops, shows_calls, data } = request;
         let marks = if shows_calls { call_marks(self.tokenizer) } else { Vec::new() };
-        let stream = TextStream::new(self.tokenizer, &stops).showing(marks);
+        let mut stream = TextStream::new(self.tokenizer, &stops).showing(marks);
+        for token in &text.history[self.tokenizer.open_thought(&text.history)..] {
+            stream.push(*token);
+        }
         let answer = Answer { data, stream, constrained, prompt_tokens: text.history.len() };
         self.resume(Paused { answer, text, log_probs: Vec::new() })
     }

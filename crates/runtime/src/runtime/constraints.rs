@@ -125,26 +125,27 @@ fn digest(source: &GrammarSource) -> SourceDigest {
 }
 
 /// Grammar and thought limit of one answer.
+#[derive(Default)]
 pub struct Constrained {
     grammar: Option<Arc<GrammarRule>>,
     budget: Option<ThoughtBudget>,
 }
 
 impl Constrained {
-    /// Returns the rule for an answer to `prompt` tokens, if there is a grammar. `thought` holds
-    /// the tokens around a thought; if present, the grammar begins after the thought.
+    /// Returns the rules for an answer to `prompt`. If the model `thinks`, the grammar begins after
+    /// the thought, which may begin in the prompt. `budget` limits the tokens of thoughts.
     pub fn new(
         grammar: Option<&Grammar>,
-        prompt: usize,
-        thought: Option<(Token, Token)>,
+        prompt: &[Token],
+        tokenizer: &Tokenizer,
+        thinks: bool,
+        budget: Option<usize>,
     ) -> Constrained {
-        let follow = |grammar: &Grammar| Arc::new(grammar.follow_behind(prompt, thought));
-        Constrained { grammar: grammar.map(follow), budget: None }
-    }
-
-    /// Limits thoughts by a budget, if there is one.
-    pub fn within(self, budget: Option<ThoughtBudget>) -> Constrained {
-        Constrained { budget, ..self }
+        let marks = tokenizer.channel().filter(|_| thinks);
+        let begin = marks.map_or(prompt.len(), |_| tokenizer.open_thought(prompt));
+        let follow = |grammar: &Grammar| Arc::new(grammar.follow_behind(begin, marks));
+        let limit = |(most, marks)| ThoughtBudget::new(begin, marks, most);
+        Constrained { grammar: grammar.map(follow), budget: budget.zip(marks).map(limit) }
     }
 
     pub fn sampler(&self, sampler: Sampler) -> Sampler {

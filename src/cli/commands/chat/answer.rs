@@ -88,7 +88,7 @@ impl ChatSession<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
                 .with_prompt_cache(self.prompts.as_mut());
-        let constrained = self.options.think.constrained(None, history.len(), self.tokenizer);
+        let constrained = self.options.think.constrained(None, &history, self.tokenizer);
         let sampler = constrained.sampler(self.sampler.clone());
         let request = AnswerRequest {
             text: Request {

@@ -82,15 +82,20 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     let sampler = |seed: u64| -> Result<Sampler> {
         let (config, ends) = (SamplerConfig { seed, ..config.clone() }, &session.stop_ids);
-        let free = Constrained::new(None, 0, None);
-        answers::sampler(config, &free, tokenizer, ends, options.sampling.ignore_eos)
+        answers::sampler(
+            config,
+            &Constrained::default(),
+            tokenizer,
+            ends,
+            options.sampling.ignore_eos,
+        )
     };
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
     let prompts = session.prompt_cache(prompts.as_ref(), &target, ui)?;
     let images = session.viewer().ok().map(|viewer| viewer.vision().image_text(tokenizer));
-    let template = prompt::chat_template(&session.model, tokenizer, ui)?;
+    let template = prompt::chat_template(&session.model, tokenizer, &options.template, ui)?;
     let template = template.thinking(thinks).showing(images.transpose()?);
     // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {

@@ -2,8 +2,8 @@
 
 use crate::cli::io::destination::Destination;
 use crate::cli::options::{
-    DraftArgs, ModelArgs, PresetOption, PromptCacheArgs, SamplingOptions, SightArgs, ThinkOptions,
-    UiOptions,
+    DraftArgs, ModelArgs, PresetOption, PromptCacheArgs, SamplingOptions, SightArgs, TemplateArgs,
+    ThinkOptions, UiOptions,
 };
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -34,6 +34,8 @@ pub struct ChatArgs {
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
     pub think: ThinkOptions,
+    #[command(flatten)]
+    pub template: TemplateArgs,
     #[command(flatten)]
     pub talks: TalkOptions,
     #[command(flatten)]

@@ -146,7 +146,7 @@ impl GenerateRun<'_> {
         let started = session.start(Room::of(context), &self.drafting, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs, .. } = started;
         let (think, grammar) = (&options.chat.think, self.grammar.as_ref());
-        let constrained = think.constrained(grammar, history.len(), &session.tokenizer);
+        let constrained = think.constrained(grammar, &history, &session.tokenizer);
         let sampler = answers::sampler(
             self.config.clone(),
             &constrained,

@@ -3,7 +3,8 @@
 use super::access::{ApiKey, ListenHost, PageOrigin};
 use crate::cli::api::keep_alive::KeepAlive;
 use crate::cli::options::{
-    DraftArgs, PresetOption, PromptCacheArgs, RunArgs, SightArgs, ThinkOptions, UiOptions, memory,
+    DraftArgs, PresetOption, PromptCacheArgs, RunArgs, SightArgs, TemplateArgs, ThinkOptions,
+    UiOptions, memory,
 };
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
@@ -156,6 +157,8 @@ pub struct LoadOptions {
     pub max_tokens: AutoOr,
     #[command(flatten)]
     pub think: ThinkOptions,
+    #[command(flatten)]
+    pub template: TemplateArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -196,6 +196,19 @@ impl ChatTemplate {
         self.images.as_ref()
     }
 
+    /// Replaces the source, and keeps the control tokens.
+    pub fn with_source(self, source: String) -> Self {
+        ChatTemplate { source, ..self }
+    }
+
+    /// Returns whether it is one of Google's templates of Gemma 4 from before 2026-07-09, or one
+    /// derived from them. They differ in function calls: in null arguments, in the turns after
+    /// results, and in the order of text and calls.
+    pub fn is_outdated(&self) -> bool {
+        let has = |text| self.source.contains(text);
+        has("<|turn>") && has("format_function_declaration") && !has("Canonical Chat Template")
+    }
+
     /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source

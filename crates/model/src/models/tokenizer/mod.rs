@@ -166,6 +166,16 @@ impl Tokenizer {
         id(marks.wish).and(Some((id(marks.begin)?, id(marks.end)?)))
     }
 
+    /// Returns the index in `prompt` of the mark that begins a thought, if the prompt ends inside
+    /// one; otherwise the length of the prompt.
+    pub fn open_thought(&self, prompt: &[Token]) -> usize {
+        let open = self.channel().and_then(|(begin, end)| {
+            let last = prompt.iter().rposition(|token| *token == begin || *token == end)?;
+            (prompt[last] == begin).then_some(last)
+        });
+        open.unwrap_or(prompt.len())
+    }
+
     pub fn is_control(&self, token: Token) -> bool {
         self.control.values().any(|id| *id == token)
     }

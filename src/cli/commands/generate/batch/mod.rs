@@ -243,6 +243,7 @@ impl Batch<'_> {
                 is_on: self.options.chat.think.settled(&self.session.tokenizer)?,
                 budget: self.options.chat.think.think_budget,
             },
+            template: self.options.chat.template.clone(),
         };
         let served = ServedModel::new(self.session, &self.device, options, self.ui)?;
         Ok(self.served.get_or_init(|| served.into()))
@@ -292,7 +293,7 @@ impl Batch<'_> {
         let grammar =
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
-        let constrained = chat.think.constrained(grammar.as_ref(), history.len(), tokenizer);
+        let constrained = chat.think.constrained(grammar.as_ref(), &history, tokenizer);
         let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };

@@ -153,6 +153,7 @@ fn described(
             },
             budget: think.think_budget,
         },
+        template: loader.load.template.clone(),
     };
     let device = &started.target.engine().report().device;
     let mut served = ServedModel::new(session, device, options, &loader.ui)?;
