@@ -14,7 +14,7 @@
 
 Each answer of `serve` is compared with the same server's answer before the soak, when nothing
 else ran and no device was lost; each answer of `batch` with the first one to the same record.
-Exits 1 if an answer differs or the memory grows by more than 2 % after the first tenth. A refusal
+Exits 1 if an answer differs or the memory grows by more than 2 % after the first fifth. A refusal
 for load (429 or 503) counts as wrong unless it has a message and Retry-After.
 
 With several models, each answer is compared with the one of `gemma generate --batch`. Clients
@@ -174,10 +174,10 @@ def resident(pid):
 
 def verdict(name, done, memory, wrong, more=""):
     """Prints the figures and exits. `memory` has pairs of done requests and kB."""
-    tenth = [kb for n, kb in memory if n >= done / 10]
-    start, most = tenth[0], max(tenth)
+    warm = [kb for n, kb in memory if n >= done / 5]
+    start, most = warm[0], max(warm)
     growth = 100 * (most - start) / start
-    print(f"{name}: {done} done, {len(wrong)} wrong, memory {start / 1024:.1f} MiB after a tenth, "
+    print(f"{name}: {done} done, {len(wrong)} wrong, memory {start / 1024:.1f} MiB after a fifth, "
           f"at most {most / 1024:.1f} MiB later ({growth:+.2f} %){more}")
     for what in wrong[:5]:
         print(what)
