@@ -26,7 +26,7 @@ fn main() {
     let target = ["OS", "ENV"].map(|part| variable(&format!("CARGO_CFG_TARGET_{part}")));
     if target == ["windows", "gnu"].map(|part| Some(part.to_owned())) {
         println!("cargo::rustc-link-arg=-Wl,--wrap=fmaf");
-        // The main thread has the stack that it has on Linux: 8 MiB.
+        // The main thread gets a stack of 8 MiB, as on Linux.
         println!("cargo::rustc-link-arg=-Wl,--stack,8388608");
     }
     // The commit would rebuild the crate after each commit, so development builds do not name it.
@@ -51,12 +51,12 @@ fn main() {
 #[derive(PartialEq)]
 enum VulkanDriver {
     Missing,
-    /// Mesa's software driver, which takes long and which nobody asked for.
+    /// Mesa's software driver. It is slow, and no variable asks for it.
     OnProcessor,
     Counts,
 }
 
-/// Looks for an installed Vulkan driver. GPU tests are ignored unless one counts.
+/// Looks for an installed Vulkan driver. GPU tests are ignored unless it returns `Counts`.
 fn find_vulkan_driver() -> VulkanDriver {
     let asked = |name: &str| {
         println!("cargo::rerun-if-env-changed={name}");
@@ -67,13 +67,13 @@ fn find_vulkan_driver() -> VulkanDriver {
     let is_wanted = wanted.iter().flatten().any(|value| value == "1");
     let manifests = |folder: &str| {
         let folder = Path::new(folder);
-        // The creation of a folder changes the one above it.
+        // The creation of a folder changes its parent.
         let watched = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
         println!("cargo::rerun-if-changed={}", watched.display());
         std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
     };
     let folders = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
-    // Packages bring drivers of all GPUs, so the devices say which of them is of use.
+    // Packages install drivers of all GPUs, so the device files show which driver has a GPU.
     let devices = ["/dev/dri/renderD128", "/dev/nvidiactl", "/dev/dxg"];
     let has_gpu = devices.iter().any(|device| Path::new(device).exists());
     match named.iter().any(Option::is_some) || folders.map(manifests).contains(&true) {
@@ -90,7 +90,7 @@ fn packaged() -> Option<String> {
     short(rest.split('"').nth(1)?).map(|commit| format!("commit {commit}"))
 }
 
-/// Returns the commit of the working tree whose top is this directory.
+/// Returns the checked-out commit, if this directory is the top of a working tree.
 fn checked_out() -> Option<String> {
     if !Path::new(".git").exists() {
         return None;
