@@ -3,12 +3,10 @@
 #
 #     scripts/release.sh [DIRECTORY] [SYSTEM...]      # target/dist; x86_64 arm64 windows
 #     GEMMA_BINARY=FILE scripts/release.sh DIRECTORY  # packages a program for x86_64, for tests
-#     RELEASE_URL=URL scripts/release.sh              # also a Homebrew formula and a winget manifest
 #
 #   gemma-VERSION-SYSTEM-linux.tar.gz   program, man pages, completions, licences, SBOM
 #   gemma_VERSION-1_ARCH.deb            the same as a package for Debian and Ubuntu
 #   gemma-VERSION-windows.zip           the same for Windows on x86-64, with install.ps1
-#   gemma.rb, gemma.yaml                for Homebrew and winget; the packages lie below URL
 #   SHA256SUMS
 #
 # The same commit, compilers, binutils and libc give the same bytes in any directory. Needs dpkg,
@@ -172,53 +170,3 @@ for system in "${systems[@]}"; do
   esac
 done
 (cd "$out" && sha256sum "${files[@]}" | tee SHA256SUMS)
-
-if [ -n "${RELEASE_URL:-}" ]; then
-  sum() { sed -n "s/ .*${1//./\\.}$//p" "$out/SHA256SUMS"; }
-  cat >"$out/gemma.rb" <<FORMULA
-class Gemma < Formula
-  desc "Runs Google's Gemma models with speculative decoding"
-  homepage "$RELEASE_URL"
-  version "$version"
-  license any_of: ["MIT", "Apache-2.0"]
-  depends_on :linux
-  on_intel do
-    url "$RELEASE_URL/gemma-$version-x86_64-linux.tar.gz"
-    sha256 "$(sum "gemma-$version-x86_64-linux.tar.gz")"
-  end
-  on_arm do
-    url "$RELEASE_URL/gemma-$version-arm64-linux.tar.gz"
-    sha256 "$(sum "gemma-$version-arm64-linux.tar.gz")"
-  end
-
-  def install
-    bin.install "bin/gemma"
-    share.install Dir["share/*"]
-  end
-
-  test do
-    assert_match version.to_s, shell_output("#{bin}/gemma --version")
-  end
-end
-FORMULA
-  cat >"$out/gemma.yaml" <<MANIFEST
-PackageIdentifier: Gemma.Gemma
-PackageVersion: $version
-PackageLocale: en-GB
-Publisher: The gemma authors
-PackageName: gemma
-License: MIT OR Apache-2.0
-ShortDescription: Runs Google's Gemma models with speculative decoding
-InstallerType: zip
-NestedInstallerType: portable
-NestedInstallerFiles:
-- RelativeFilePath: gemma-$version-windows\\gemma.exe
-  PortableCommandAlias: gemma
-Installers:
-- Architecture: x64
-  InstallerUrl: $RELEASE_URL/gemma-$version-windows.zip
-  InstallerSha256: $(sum "gemma-$version-windows.zip" | tr a-f A-F)
-ManifestType: singleton
-ManifestVersion: 1.6.0
-MANIFEST
-fi
