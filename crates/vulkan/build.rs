@@ -47,7 +47,7 @@ fn main() {
     let entries = fs::read_dir(SPIRV).expect("the folder of the shaders");
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let (mut shaders, mut kernels) = (String::new(), Kernels::default());
+    let (mut shaders, mut kernels) = (String::new(), KernelMacros::default());
     for path in paths {
         let file = path.file_stem().and_then(|name| name.to_str()).unwrap();
         writeln!(shaders, "    {} {file:?},", camel(file)).unwrap();
@@ -69,14 +69,14 @@ fn camel(file: &str) -> String {
 
 /// Invocations of the macros in `src/lower/kernels.rs`.
 #[derive(Default)]
-struct Kernels {
+struct KernelMacros {
     /// By the struct that each one declares.
     macros: BTreeMap<String, String>,
     /// Names of push constant structs, by their members. Shaders with equal members share a struct.
     blocks: HashMap<String, String>,
 }
 
-impl Kernels {
+impl KernelMacros {
     fn add(&mut self, file: &str, module: &Module) {
         // Variants of a shader share its structs.
         let name = camel(file.strip_suffix("_k8").unwrap_or(file));
@@ -147,9 +147,9 @@ impl Kernels {
 }
 
 /// Specialisation constants by number: name, type, default.
-type Constants = BTreeMap<u32, (String, &'static str, u32)>;
+type ConstantTable = BTreeMap<u32, (String, &'static str, u32)>;
 
-fn fields(constants: Constants) -> String {
+fn fields(constants: ConstantTable) -> String {
     let field = |(id, (name, ty, _)): (u32, (String, &str, u32))| {
         let longer = LONGER.iter().find(|(short, _)| *short == name).map(|(_, name)| *name);
         format!("{id} {}: {ty}, ", longer.unwrap_or(&name.to_lowercase()))
@@ -236,8 +236,8 @@ impl Module {
         each.collect()
     }
 
-    fn constants(&self) -> Constants {
-        let mut constants = Constants::new();
+    fn constants(&self) -> ConstantTable {
+        let mut constants = ConstantTable::new();
         for (number, id) in &self.spec_ids {
             let (ty, default) = self.spec_constants[id];
             let name = self.names.get(id).filter(|name| !name.is_empty());

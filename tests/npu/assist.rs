@@ -13,8 +13,8 @@ use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Score
 use gemma::models::{Config, Weights};
 use gemma::npu::OffloadExecutor;
 use gemma::npu::attention::{Dims, FlashPartial};
-use gemma::npu::host::{FaultKind, HostModelAccel, ModelOptions, NpuFault, OpenHandles};
-use gemma::npu::session::Session;
+use gemma::npu::host::{FaultKind, HostModelAccel, HostModelOptions, NpuFault, OpenHandles};
+use gemma::npu::session::NpuSession;
 use gemma::runtime::placement::measure::Task;
 use gemma::sampler::SamplerConfig;
 use gemma::testing::NPU_FAULT;
@@ -66,7 +66,7 @@ fn plain(kv: KvFormat) -> PlannedEngine {
 fn assisted(
     kv: KvFormat,
     share: usize,
-    options: ModelOptions,
+    options: HostModelOptions,
     exec: Box<dyn Executor>,
 ) -> (PlannedEngine, Arc<OpenHandles>) {
     assisted_with(&weights(), kv, share, options, exec)
@@ -76,13 +76,14 @@ fn assisted_with(
     weights: &Weights,
     kv: KvFormat,
     share: usize,
-    options: ModelOptions,
+    options: HostModelOptions,
     exec: Box<dyn Executor>,
 ) -> (PlannedEngine, Arc<OpenHandles>) {
     let accel = HostModelAccel::new(options);
     let open = accel.open_handles();
     let session =
-        Session::open(Box::new(accel), &HostModelAccel::xclbin(dims().shape().unwrap())).unwrap();
+        NpuSession::open(Box::new(accel), &HostModelAccel::xclbin(dims().shape().unwrap()))
+            .unwrap();
     let npu = FlashPartial::new(session, dims()).unwrap();
     let exec = OffloadExecutor::new(exec, npu, dims(), share);
     (
@@ -98,8 +99,8 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
     let mut rng = SmallRng::seed_from_u64(1);
     let text = tokens(&mut rng, 1100);
     for (kv, share) in [(KvFormat::F32, 256), (KvFormat::F16, 256), (KvFormat::Q8, 128)] {
-        let late = ModelOptions { late: true, ..ModelOptions::default() };
-        let (mut a, _) = assisted(kv, share, ModelOptions::default(), cpu(2, false));
+        let late = HostModelOptions { late: true, ..HostModelOptions::default() };
+        let (mut a, _) = assisted(kv, share, HostModelOptions::default(), cpu(2, false));
         let (mut b, _) = assisted(kv, share, late, cpu(1, false));
         for n in [100, 256, 360, 383, 384, 512, 630, 900] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{kv:?}, share {share}"));
@@ -118,7 +119,7 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
 fn a_prefix_is_sealed_before_the_npu_attends_it() {
     let mut rng = SmallRng::seed_from_u64(8);
     let (text, tree) = (tokens(&mut rng, 1000), TokenTree::chain(&[3, 1, 4]));
-    let (mut engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false));
+    let (mut engine, _) = assisted(KvFormat::F16, 256, HostModelOptions::default(), cpu(2, false));
     let mut scores = Scores::default();
     prefill(&mut engine, &text, &mut rng);
     engine.forward(&tree, Rows::All, &mut scores).unwrap();
@@ -144,9 +145,9 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     let text = tokens(&mut rng, 1100);
     let weights = weights_of(config_of(1, 1));
     for kv in [KvFormat::F16, KvFormat::Q8] {
-        let late = ModelOptions { late: true, ..ModelOptions::default() };
+        let late = HostModelOptions { late: true, ..HostModelOptions::default() };
         let (mut a, _) =
-            assisted_with(&weights, kv, 256, ModelOptions::default(), Box::new(open()));
+            assisted_with(&weights, kv, 256, HostModelOptions::default(), Box::new(open()));
         let (mut b, _) = assisted_with(&weights, kv, 256, late, Box::new(open()));
         check_tree(&mut a, &mut b, &text[..1060], &mut rng, &format!("{kv:?}"));
         let report = a.report().executor.unwrap().assist.unwrap();
@@ -181,7 +182,7 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
 fn the_npu_changes_little_and_something() {
     let mut rng = SmallRng::seed_from_u64(2);
     let text = tokens(&mut rng, 900);
-    let (mut a, _) = assisted(KvFormat::F32, 256, ModelOptions::default(), cpu(2, true));
+    let (mut a, _) = assisted(KvFormat::F32, 256, HostModelOptions::default(), cpu(2, true));
     let mut b = plain(KvFormat::F32);
     for n in [380, 900] {
         for e in [&mut a, &mut b] {
@@ -213,8 +214,8 @@ fn the_npu_changes_little_and_something() {
 fn pages_follow_an_edited_history() {
     let mut rng = SmallRng::seed_from_u64(3);
     let (first, second) = (tokens(&mut rng, 800), tokens(&mut rng, 800));
-    let (mut a, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
-    let (mut b, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false));
+    let (mut a, _) = assisted(KvFormat::F16, 256, HostModelOptions::default(), cpu(1, false));
+    let (mut b, _) = assisted(KvFormat::F16, 256, HostModelOptions::default(), cpu(2, false));
     prefill(&mut a, &first, &mut rng);
     a.truncate(0, 700).unwrap();
     prefill(&mut a, &second[..90], &mut rng);
@@ -229,7 +230,7 @@ fn pages_follow_an_edited_history() {
 fn one_text_whatever_drafts_beside_the_npu() {
     let prompt: Vec<u32> = tokens(&mut SmallRng::seed_from_u64(4), 470);
     let engine = || -> Box<dyn Engine> {
-        Box::new(assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(2, false)).0)
+        Box::new(assisted(KvFormat::F16, 256, HostModelOptions::default(), cpu(2, false)).0)
     };
     let draft = || -> Box<dyn Engine> { Box::new(plain(KvFormat::F16)) };
     for temperature in [0.0, 1.0] {
@@ -255,14 +256,14 @@ fn every_fault_is_survived() {
         bits(&scores.logits)
     };
     let want = logits(&mut plain(KvFormat::F32));
-    let (mut whole, _) = assisted(KvFormat::F32, 256, ModelOptions::default(), cpu(2, false));
+    let (mut whole, _) = assisted(KvFormat::F32, 256, HostModelOptions::default(), cpu(2, false));
     let with_npu = logits(&mut whole);
     let jobs = whole.report().executor.unwrap().assist.unwrap().jobs;
     assert!(with_npu != want && jobs > 8, "{jobs} jobs");
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
             for from in [0, 5, jobs] {
-                let options = ModelOptions {
+                let options = HostModelOptions {
                     fault: Some(NpuFault { kind, from }),
                     late,
                     ..Default::default()
@@ -427,7 +428,7 @@ fn a_plan_counts_what_the_npu_takes() {
     };
     let planned = task.measure(None, 0).unwrap();
     let without = Task { npu: false, ..task }.measure(None, 0).unwrap();
-    let (engine, _) = assisted(KvFormat::F16, 256, ModelOptions::default(), cpu(1, false));
+    let (engine, _) = assisted(KvFormat::F16, 256, HostModelOptions::default(), cpu(1, false));
     let taken = engine.report().memory;
     assert_eq!((planned.cpu.need.weights, planned.cpu.need.kv), (taken.weights, taken.kv));
     assert_eq!(planned.cpu.need.activations + planned.npu, taken.activations);

@@ -6,12 +6,12 @@ use super::library::Library;
 use crate::fuzz;
 use gemma::kv::PAGE;
 use gemma::npu::accel::{Accel, BoKind};
-use gemma::npu::attention::{Arena, Dims, FlashPartial, Partials};
+use gemma::npu::attention::{Dims, FlashPartial, Partials, SealedPages};
 use gemma::npu::command::Command as Packet;
 use gemma::npu::host::array::{Array, Memory};
-use gemma::npu::host::{Core, CoreMaker, HostModelAccel, ModelOptions};
-use gemma::npu::layout::{self, Header, MAX_ROWS, OBJECT, ResultView, Shape};
-use gemma::npu::session::Session;
+use gemma::npu::host::{Core, CoreMaker, HostModelAccel, HostModelOptions};
+use gemma::npu::layout::{self, Header, KernelShape, MAX_ROWS, OBJECT, ResultView};
+use gemma::npu::session::NpuSession;
 use gemma::npu::stream::Job;
 use gemma::npu::twin::Twin;
 use gemma::npu::{txn, xclbin};
@@ -58,8 +58,8 @@ fn libraries(flags: &[&str]) -> Option<(tempfile::TempDir, Vec<Arc<Library>>)> {
     Some((dir, list))
 }
 
-fn shapes() -> [Shape; 2] {
-    [128, 256].map(|d| Shape::new(d).unwrap())
+fn shapes() -> [KernelShape; 2] {
+    [128, 256].map(|d| KernelShape::new(d).unwrap())
 }
 
 /// Returns nearly normal numbers with mean 0 and standard deviation 1.
@@ -76,7 +76,7 @@ struct Pages {
     objects: Vec<u8>,
 }
 
-fn pages(shape: Shape, n: usize, seed: u64) -> Pages {
+fn pages(shape: KernelShape, n: usize, seed: u64) -> Pages {
     let (mut rng, dim) = (SmallRng::seed_from_u64(seed), shape.head_dim);
     let (keys, values) = (draw(&mut rng, n * dim, 1.0), draw(&mut rng, n * dim, 1.0));
     let mut objects = Vec::new();
@@ -102,7 +102,7 @@ struct Case<'a> {
 /// Makes random queries for `rows` rows. `scale` is the approximate standard deviation of their
 /// scores in powers of two.
 fn case<'a>(
-    shape: Shape,
+    shape: KernelShape,
     pages: &'a Pages,
     rows: usize,
     scale: f32,
@@ -120,7 +120,7 @@ fn case<'a>(
     Case { pages, q, limits, objects }
 }
 
-fn run(shape: Shape, core: &mut dyn Core, objects: &[u8]) -> Vec<u8> {
+fn run(shape: KernelShape, core: &mut dyn Core, objects: &[u8]) -> Vec<u8> {
     let mut list = objects.chunks_exact(OBJECT);
     let tiles = core.begin(list.next().unwrap());
     core.query(list.next().unwrap());
@@ -155,7 +155,7 @@ fn apart(got: impl Iterator<Item = f64>, want: &[f64]) -> f64 {
 }
 
 /// Returns the largest relative L2 distance of a row from f64.
-fn distance(shape: Shape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
+fn distance(shape: KernelShape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
     let (view, dim, mut worst) = (ResultView::new(shape, out), shape.head_dim, 0f64);
     for r in 0..rows {
         let seen = case.limits[r] as usize * shape.keys() * dim;
@@ -178,7 +178,7 @@ fn distance(shape: Shape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
 }
 
 /// Returns row counts that one core handles. 32 rows of 256 channels are two jobs, see below.
-fn row_counts(shape: Shape) -> impl Iterator<Item = usize> {
+fn row_counts(shape: KernelShape) -> impl Iterator<Item = usize> {
     [4, 16, 32].into_iter().filter(move |r| *r <= shape.rows())
 }
 
@@ -210,7 +210,7 @@ fn the_twin_is_near_exact_arithmetic() {
 
 /// Returns cases in which rows see all tiles, some, one or none, and cases without rows or without
 /// tiles.
-fn odd_cases<'a>(shape: Shape, two: &'a Pages, none: &'a Pages) -> Vec<(Case<'a>, usize)> {
+fn odd_cases<'a>(shape: KernelShape, two: &'a Pages, none: &'a Pages) -> Vec<(Case<'a>, usize)> {
     let tiles = two.tiles as u32;
     let mut list = Vec::new();
     for rows in row_counts(shape) {
@@ -319,7 +319,7 @@ fn nine_term_sums_change_little() {
 /// NaN and infinity do not reach the device.
 fn refuses_what_is_not_finite(
     npu: &mut FlashPartial,
-    arena: &mut Arena,
+    arena: &mut SealedPages,
     q: &[f32],
     pages: &[usize],
 ) {
@@ -351,10 +351,11 @@ fn layers_go_through_stream_descriptors_and_kernel() {
         });
         let mut partials = Vec::new();
         for (late, core) in [(false, library), (true, None)] {
-            let options = ModelOptions { core, late, ..ModelOptions::default() };
+            let options = HostModelOptions { core, late, ..HostModelOptions::default() };
             let accel = HostModelAccel::new(options);
             let open = accel.open_handles();
-            let session = Session::open(Box::new(accel), &HostModelAccel::xclbin(shape)).unwrap();
+            let session =
+                NpuSession::open(Box::new(accel), &HostModelAccel::xclbin(shape)).unwrap();
             let mut npu = FlashPartial::new(session, dims).unwrap();
             let mut rng = SmallRng::seed_from_u64(3);
             let mut draw = |n: usize| draw(&mut rng, n, 1.0);
@@ -422,7 +423,7 @@ fn layers_go_through_stream_descriptors_and_kernel() {
 /// The model enforces the driver's rules.
 #[test]
 fn the_model_refuses_what_the_driver_would() {
-    let mut accel = HostModelAccel::new(ModelOptions::default());
+    let mut accel = HostModelAccel::new(HostModelOptions::default());
     let open = accel.open_handles();
     assert!(accel.create_bo(BoKind::Device, 4096).is_err(), "no heap yet");
     assert!(accel.create_context(16).is_err(), "no heap yet");
@@ -478,7 +479,7 @@ fn le_words(bytes: &[u8]) -> Vec<u32> {
 
 #[test]
 fn fuzz_xclbin() {
-    let model = |d| HostModelAccel::xclbin(Shape::new(d).unwrap());
+    let model = |d| HostModelAccel::xclbin(KernelShape::new(d).unwrap());
     let long =
         xclbin::build(&xclbin::Partition { columns: 1, image: &[7; 5000], kernel_id: u64::MAX });
     let (_, accepted) =
@@ -513,7 +514,7 @@ impl Memory for Small {
 /// Streams: decoding and encoding gives the same words, and a modelled array that runs one ends.
 #[test]
 fn fuzz_stream() {
-    let shape = Shape::new(128).unwrap();
+    let shape = KernelShape::new(128).unwrap();
     let jobs = [(1, 1, 0), (1, 2, 1), (3, 9, 9), (8, 40, 33)].map(|(pairs, capacity, pages)| Job {
         shape,
         pairs,

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use gemma::npu::host::Core;
-use gemma::npu::layout::{OBJECT, Shape};
+use gemma::npu::layout::{KernelShape, OBJECT};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct Library {
     end: End,
     /// Size of a core's state in bytes. `design.py` allocates as many.
     pub state_bytes: usize,
-    pub shape: Shape,
+    pub shape: KernelShape,
 }
 
 // SAFETY: the functions have no state; each core has its own.
@@ -64,7 +64,7 @@ impl Library {
                 tile: std::mem::transmute::<*mut c_void, Take>(symbol(c"flash_tile")?),
                 end: std::mem::transmute::<*mut c_void, End>(symbol(c"flash_end")?),
                 state_bytes: word(c"flash_state_bytes")?,
-                shape: Shape::new(head_dim)
+                shape: KernelShape::new(head_dim)
                     .with_context(|| format!("a kernel for heads of {head_dim} channels"))?,
                 _handle: handle,
             }))

@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Makes calls fail: a kind and numbers, as in `write@3`. See [`Plan`].
+/// Makes calls fail: a kind and numbers, as in `write@3`. See [`FaultPlan`].
 pub const FAIL: &str = "GEMMA_FAIL_CALL";
 /// Names a file of [`KINDS`] counters of eight bytes. All processes of a run count in it together,
 /// and a test reads it afterwards. Without it, each process counts alone.
@@ -89,7 +89,7 @@ pub const PAGE: usize = 4096;
 /// the last gap no further call fails. With `+` every further call fails, with `*` the last gap
 /// repeats. With `!` the call kills the process, like `kill -9`.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct FaultPlan {
     point: Point,
     gaps: Vec<u64>,
     then: Then,
@@ -103,8 +103,8 @@ enum Then {
     Kill,
 }
 
-impl Plan {
-    fn parse(text: &str) -> Option<Plan> {
+impl FaultPlan {
+    fn parse(text: &str) -> Option<FaultPlan> {
         let (kind, numbers) = text.split_once('@')?;
         let point = Point::ALL.into_iter().find(|(_, name)| *name == kind)?.0;
         let (numbers, then) = [('+', Then::All), ('*', Then::Repeat), ('!', Then::Kill)]
@@ -112,7 +112,7 @@ impl Plan {
             .find_map(|(suffix, then)| Some((numbers.strip_suffix(suffix)?, then)))
             .unwrap_or((numbers, Then::Nothing));
         let gaps = numbers.split(',').map(|gap| gap.parse().ok().filter(|gap| *gap > 0));
-        Some(Plan { point, gaps: gaps.collect::<Option<_>>()?, then })
+        Some(FaultPlan { point, gaps: gaps.collect::<Option<_>>()?, then })
     }
 
     /// Returns the first of the calls `first..first + count` that fails, counted from 1.
@@ -139,7 +139,7 @@ impl Plan {
 
 /// Faults that [`prepare`] read from the environment.
 struct Faults {
-    plan: Option<Plan>,
+    plan: Option<FaultPlan>,
     counts: &'static [AtomicU64; KINDS],
 }
 
@@ -152,7 +152,7 @@ pub fn prepare() {
         return;
     }
     let plan = fault(FAIL).map(|text| {
-        Plan::parse(&text).unwrap_or_else(|| panic!("{FAIL}={text}: KIND@GAP[,GAP...][+|*|!]"))
+        FaultPlan::parse(&text).unwrap_or_else(|| panic!("{FAIL}={text}: KIND@GAP[,GAP...][+|*|!]"))
     });
     let counts = fault(FAIL_COUNTS).map_or(&COUNTS, |path| shared_counts(&path));
     let _ = FAULTS.set(Faults { plan, counts });
@@ -200,7 +200,7 @@ mod tests {
 
     /// Returns the failing calls of the first 20, computed one by one and from longer ranges.
     fn failures(plan: &str) -> Vec<u64> {
-        let plan = Plan::parse(plan).unwrap();
+        let plan = FaultPlan::parse(plan).unwrap();
         let one_by_one: Vec<_> = (1..=20).filter(|n| plan.first_failure(*n, 1).is_some()).collect();
         for first in 1..=20 {
             let expected = one_by_one.iter().find(|n| **n >= first).copied();
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(failures("fence@2,5*"), [2, 7, 12, 17]);
         assert_eq!(failures("sync@4!"), [4]);
         for wrong in ["write", "write@", "write@0", "write@1,", "wrote@1", "write@-1", "write@1-"] {
-            assert_eq!(Plan::parse(wrong), None, "{wrong}");
+            assert_eq!(FaultPlan::parse(wrong), None, "{wrong}");
         }
     }
 

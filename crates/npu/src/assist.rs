@@ -9,7 +9,7 @@
 //! The host has work at each global layer, so `start` only runs up to the first of them. A pass
 //! without the NPU runs on the inner executor unchanged.
 
-use super::attention::{Arena, Dims, FlashPartial, Partials};
+use super::attention::{Dims, FlashPartial, Partials, SealedPages};
 use anyhow::Result;
 use gemma_base::compute::reference::attention::merge;
 use gemma_base::compute::step::StepView;
@@ -25,7 +25,7 @@ use std::ops::Range;
 
 /// A step of a pass that uses the NPU.
 #[derive(Clone, Copy)]
-enum Piece {
+enum PassPiece {
     Run(PlanId),
     Attend(Attend),
 }
@@ -45,17 +45,17 @@ struct Attend {
     layer: usize,
 }
 
-struct Pass {
+struct AssistedPass {
     whole: PlanId,
     /// Empty for a pass without global attention.
-    pieces: Vec<Piece>,
+    pieces: Vec<PassPiece>,
     commits: bool,
     step: BufferId,
     layout: StepLayout,
 }
 
-/// A pass that was started but not finished.
-enum Begun {
+/// State of a pass that was started but not finished.
+enum PassProgress {
     /// The inner executor runs all of it.
     Whole,
     /// The inner executor runs the piece before `next`, if there is one.
@@ -63,9 +63,9 @@ enum Begun {
 }
 
 /// The cache of a global layer in the kernel's layout.
-struct Layer {
+struct LayerCache {
     kv: KvLayer,
-    arena: Arena,
+    arena: SealedPages,
 }
 
 /// An executor that wraps another one and uses an NPU for a part of the attention.
@@ -75,11 +75,11 @@ pub struct OffloadExecutor {
     dims: Dims,
     /// The NPU's share of the sealed pages, in 256ths.
     share: usize,
-    layers: Vec<Layer>,
+    layers: Vec<LayerCache>,
     /// Buffer of partial results, used by one layer at a time.
     partial: Option<BufferId>,
-    passes: Vec<Pass>,
-    begun: Option<Begun>,
+    passes: Vec<AssistedPass>,
+    begun: Option<PassProgress>,
     /// Content of each step buffer.
     steps: HashMap<BufferId, (StepLayout, Vec<u32>)>,
     report: AssistReport,
@@ -160,7 +160,7 @@ impl OffloadExecutor {
         }
         let Some(npu) = &mut self.npu else { return Ok(None) };
         match npu.arena(kv.pages.count) {
-            Ok(arena) => self.layers.push(Layer { kv, arena }),
+            Ok(arena) => self.layers.push(LayerCache { kv, arena }),
             Err(why) => {
                 self.give_up(&why.context("making room for the NPU's pages"));
                 return Ok(None);
@@ -171,7 +171,7 @@ impl OffloadExecutor {
 
     /// Splits a plan at global attention. Returns no pieces if the plan has no global attention or
     /// there is no NPU.
-    fn cut(&mut self, plan: &Plan, step: BufferId, layout: StepLayout) -> Result<Vec<Piece>> {
+    fn cut(&mut self, plan: &Plan, step: BufferId, layout: StepLayout) -> Result<Vec<PassPiece>> {
         let mut pieces = Vec::new();
         let mut run = Plan::default();
         for dispatch in &plan.dispatches {
@@ -186,7 +186,7 @@ impl OffloadExecutor {
                 continue;
             };
             if !run.dispatches.is_empty() {
-                pieces.push(Piece::Run(self.inner.record(
+                pieces.push(PassPiece::Run(self.inner.record(
                     std::mem::take(&mut run),
                     step,
                     layout,
@@ -207,7 +207,7 @@ impl OffloadExecutor {
             let range = PageRange::After(self.offloaded(layout));
             let op = Op::Attention(Attention { out: partial, range, ..attention });
             let rest = Plan { dispatches: vec![Dispatch { op, ..dispatch.clone() }] };
-            pieces.push(Piece::Attend(Attend {
+            pieces.push(PassPiece::Attend(Attend {
                 rest: self.inner.record(rest, step, layout)?,
                 whole: self.inner.record(
                     Plan { dispatches: vec![dispatch.clone()] },
@@ -221,7 +221,7 @@ impl OffloadExecutor {
             }));
         }
         if !pieces.is_empty() && !run.dispatches.is_empty() {
-            pieces.push(Piece::Run(self.inner.record(run, step, layout)?));
+            pieces.push(PassPiece::Run(self.inner.record(run, step, layout)?));
         }
         Ok(pieces)
     }
@@ -279,11 +279,11 @@ impl OffloadExecutor {
     /// Copies newly filled pages to the NPU, each once. First drops pages from position `base` on,
     /// because the caller overwrites them. The step must have the page table of the only sequence.
     fn seal(&mut self, step: BufferId, base: usize, committed: usize) {
-        let mut read = Page::default();
+        let mut read = FloatPage::default();
         let Some((layout, words)) = self.steps.get(&step) else { return };
         let step = layout.view(words);
         for i in 0..self.layers.len() {
-            let Layer { kv, arena } = &mut self.layers[i];
+            let LayerCache { kv, arena } = &mut self.layers[i];
             arena.sealed = arena.sealed.min(base / PAGE);
             while arena.sealed < committed / PAGE {
                 let Some(npu) = &mut self.npu else { return };
@@ -300,14 +300,14 @@ impl OffloadExecutor {
 
 /// A page of all kv heads as floats, `[n_kv_heads, PAGE, head_dim]`.
 #[derive(Default)]
-struct Page {
+struct FloatPage {
     keys: Vec<f32>,
     values: Vec<f32>,
     stored: Vec<u8>,
     scales: Vec<u8>,
 }
 
-impl Page {
+impl FloatPage {
     /// Reads a page from an executor's cache, in any format.
     fn fill(&mut self, exec: &mut dyn Executor, kv: &KvLayer, page: usize) -> Result<()> {
         let (heads, dim, width) = (kv.n_kv_heads, kv.head_dim, kv.format.bytes());
@@ -375,7 +375,7 @@ impl Executor for OffloadExecutor {
                 .copy_from_slice(bytes);
             // If a page of the sequence is replaced, it and all later pages must be sealed again.
             let entries = (offset / 4).max(layout.tables_at())..(offset + bytes.len()) / 4;
-            for Layer { kv, arena } in self.layers.iter_mut().filter(|_| !entries.is_empty()) {
+            for LayerCache { kv, arena } in self.layers.iter_mut().filter(|_| !entries.is_empty()) {
                 let table = layout.tables_at() + kv.table;
                 if entries.end > table && entries.start < table + kv.pages.count {
                     arena.sealed = arena.sealed.min(entries.start.saturating_sub(table));
@@ -393,7 +393,7 @@ impl Executor for OffloadExecutor {
         self.steps.entry(step).or_insert_with(|| (layout, vec![0; layout.words()]));
         let pieces = self.cut(&plan, step, layout)?;
         let commits = plan.dispatches.iter().any(|d| matches!(d.op, Op::Commit(_)));
-        self.passes.push(Pass {
+        self.passes.push(AssistedPass {
             whole: self.inner.record(plan, step, layout)?,
             pieces,
             commits,
@@ -407,7 +407,7 @@ impl Executor for OffloadExecutor {
     fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
         self.begun = None;
         let at = plan.0 as usize;
-        let Pass { whole, commits, step: buffer, layout, .. } = self.passes[at];
+        let AssistedPass { whole, commits, step: buffer, layout, .. } = self.passes[at];
         let step: StepView<'_> = layout.view(&self.steps[&buffer].1);
         if commits {
             let base = step.path.first().map_or(0, |root| step.positions[*root as usize] as usize);
@@ -418,7 +418,7 @@ impl Executor for OffloadExecutor {
             return Ok(false);
         }
         if self.npu.is_none() || self.passes[at].pieces.is_empty() {
-            self.begun = Some(Begun::Whole);
+            self.begun = Some(PassProgress::Whole);
             return self.inner.start(whole, result);
         }
         let live = step.live(RowSet::All);
@@ -430,10 +430,10 @@ impl Executor for OffloadExecutor {
         let base = step.base(live.start);
         self.seal(buffer, base, base);
         let (next, works) = match self.passes[at].pieces[0] {
-            Piece::Run(plan) => (1, self.inner.start(plan, None)?),
-            Piece::Attend(_) => (0, false),
+            PassPiece::Run(plan) => (1, self.inner.start(plan, None)?),
+            PassPiece::Attend(_) => (0, false),
         };
-        self.begun = Some(Begun::Pieces { pass: at, next, live });
+        self.begun = Some(PassProgress::Pieces { pass: at, next, live });
         Ok(works)
     }
 
@@ -443,15 +443,15 @@ impl Executor for OffloadExecutor {
 
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         match self.begun.take() {
-            Some(Begun::Whole) => return self.inner.finish(result),
-            Some(Begun::Pieces { pass, next, live }) => {
+            Some(PassProgress::Whole) => return self.inner.finish(result),
+            Some(PassProgress::Pieces { pass, next, live }) => {
                 if next > 0 {
                     self.inner.finish(None)?;
                 }
                 for i in next..self.passes[pass].pieces.len() {
                     match self.passes[pass].pieces[i] {
-                        Piece::Run(plan) => self.inner.run(plan)?,
-                        Piece::Attend(attend) => self.attend(attend, live.clone())?,
+                        PassPiece::Run(plan) => self.inner.run(plan)?,
+                        PassPiece::Attend(attend) => self.attend(attend, live.clone())?,
                     }
                 }
                 self.count();

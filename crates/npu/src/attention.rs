@@ -4,9 +4,11 @@
 //! their results.
 
 use super::accel::{Bo, BoKind};
-use super::host::{Core, HostModelAccel, ModelOptions};
-use super::layout::{self, ABI, Header, MAGIC, MAX_ROWS, OBJECT, PAIR, PAIRS, ResultView, Shape};
-use super::session::{Session, Slot};
+use super::host::{Core, HostModelAccel, HostModelOptions};
+use super::layout::{
+    self, ABI, Header, KernelShape, MAGIC, MAX_ROWS, OBJECT, PAIR, PAIRS, ResultView,
+};
+use super::session::{NpuSession, Slot};
 use super::stream::Job;
 use super::twin::Twin;
 use anyhow::{Result, ensure};
@@ -35,8 +37,8 @@ impl Dims {
     }
 
     /// Returns the kernel's sizes for this model, or the reason why no kernel supports it.
-    pub fn shape(&self) -> Result<Shape> {
-        let shape = Shape::new(self.head_dim);
+    pub fn shape(&self) -> Result<KernelShape> {
+        let shape = KernelShape::new(self.head_dim);
         let Some(shape) = shape else {
             anyhow::bail!(
                 "the NPU kernel supports heads of 128 or 256 channels, not {}",
@@ -64,7 +66,7 @@ impl Dims {
 
 /// The sealed pages of one layer.
 #[derive(Debug)]
-pub struct Arena {
+pub struct SealedPages {
     bo: Bo,
     /// Number of pages that fit, and number of pages written.
     capacity: usize,
@@ -110,9 +112,9 @@ struct Flight {
 
 /// The operation `flash_partial` on a device.
 pub struct FlashPartial {
-    session: Session,
+    session: NpuSession,
     dims: Dims,
-    shape: Shape,
+    shape: KernelShape,
     slots: Vec<Slot>,
     flights: Vec<Flight>,
     arena_in_flight: Option<(Bo, Vec<f32>, usize)>,
@@ -121,7 +123,7 @@ pub struct FlashPartial {
 }
 
 impl FlashPartial {
-    pub fn new(session: Session, dims: Dims) -> Result<FlashPartial> {
+    pub fn new(session: NpuSession, dims: Dims) -> Result<FlashPartial> {
         let shape = dims.shape()?;
         Ok(FlashPartial {
             session,
@@ -138,32 +140,33 @@ impl FlashPartial {
     /// Returns the operation on a dry device, which only counts its buffers, for plans. Refuses the
     /// models that a real device would refuse.
     pub fn dry(dims: Dims) -> Result<FlashPartial> {
-        let accel = HostModelAccel::new(ModelOptions { is_dry: true, ..ModelOptions::default() });
+        let accel =
+            HostModelAccel::new(HostModelOptions { is_dry: true, ..HostModelOptions::default() });
         FlashPartial::new(
-            Session::open(Box::new(accel), &HostModelAccel::xclbin(dims.shape()?))?,
+            NpuSession::open(Box::new(accel), &HostModelAccel::xclbin(dims.shape()?))?,
             dims,
         )
     }
 
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &NpuSession {
         &self.session
     }
 
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> KernelShape {
         self.shape
     }
 
-    fn job(&self, arena: &Arena, pages: usize) -> Job {
+    fn job(&self, arena: &SealedPages, pages: usize) -> Job {
         Job { shape: self.shape, pairs: self.dims.pairs(), capacity: arena.capacity, pages }
     }
 
     /// Allocates memory for `capacity` pages of a layer.
-    pub fn arena(&mut self, capacity: usize) -> Result<Arena> {
+    pub fn arena(&mut self, capacity: usize) -> Result<SealedPages> {
         let bytes = self.dims.pairs() * capacity * self.shape.page_bytes();
         let bo = self.session.buffer(BoKind::Share, bytes)?;
         // The second core of a pair may have no head. It then reads zeros.
         self.session.publish(&bo, 0, bytes)?;
-        Ok(Arena { bo, capacity, sealed: 0, largest: vec![0.0; self.dims.n_kv_heads] })
+        Ok(SealedPages { bo, capacity, sealed: 0, largest: vec![0.0; self.dims.n_kv_heads] })
     }
 
     /// Allocates the buffers of all commands of a pass with `rows` rows.
@@ -176,12 +179,12 @@ impl FlashPartial {
         Ok(())
     }
 
-    pub fn release(&mut self, arena: Arena) {
+    pub fn release(&mut self, arena: SealedPages) {
         self.session.close(arena.bo);
     }
 
     /// Writes the next page: keys and values of all heads, `[n_kv_heads, PAGE, head_dim]`.
-    pub fn seal(&mut self, arena: &mut Arena, keys: &[f32], values: &[f32]) -> Result<()> {
+    pub fn seal(&mut self, arena: &mut SealedPages, keys: &[f32], values: &[f32]) -> Result<()> {
         let (page, size, head) = (arena.sealed, self.shape.page_bytes(), PAGE * self.dims.head_dim);
         ensure!(page < arena.capacity, "page {page} of {}", arena.capacity);
         ensure!(
@@ -215,7 +218,7 @@ impl FlashPartial {
 
     /// Submits the rows of a pass. `q` is `[rows, n_heads, head_dim]`. `pages` has the number of
     /// pages that each row reads.
-    pub fn submit(&mut self, arena: &Arena, q: &[f32], pages: &[usize]) -> Result<()> {
+    pub fn submit(&mut self, arena: &SealedPages, q: &[f32], pages: &[usize]) -> Result<()> {
         ensure!(self.flights.is_empty(), "the last pass was not joined");
         ensure!(finite(q), "a query is not finite");
         ensure!(

@@ -1,13 +1,13 @@
 //! Start of an NPU for `--npu`: opens the device, tests it, and decides by the predicted gain.
 
 use super::attention::{Dims, FlashPartial};
-use super::gate::{self, Machine, WORTH, Work};
-use super::host::{HostModelAccel, ModelOptions};
-use super::layout::Shape;
+use super::gate::{self, Machine, StepMemory, WORTH};
+use super::host::{HostModelAccel, HostModelOptions};
+use super::layout::KernelShape;
 use super::manifest;
 use super::mode::Npu;
 use super::probe::{NpuSystem, directories, open_first};
-use super::session::Session;
+use super::session::NpuSession;
 use anyhow::Result;
 use gemma_base::compute::Executor;
 use gemma_base::testing;
@@ -18,7 +18,7 @@ pub fn bring_up(
     executor: &mut dyn Executor,
     mode: Npu,
     dims: Dims,
-    work: &Work,
+    work: &StepMemory,
 ) -> Result<(FlashPartial, usize, String)> {
     let mut npu = FlashPartial::new(open(mode, dims.shape()?)?, dims)?;
     let measured = gate::self_test(&mut npu, dims)?;
@@ -62,15 +62,15 @@ pub fn bring_up(
 }
 
 /// Opens the first device, or the model of a device on the host.
-fn open(mode: Npu, shape: Shape) -> Result<Session> {
+fn open(mode: Npu, shape: KernelShape) -> Result<NpuSession> {
     if mode == Npu::Model {
         let fault = testing::fault(testing::NPU_FAULT)
             .map(|fault| fault.parse().map_err(anyhow::Error::msg))
             .transpose()?;
-        let accel = HostModelAccel::new(ModelOptions { fault, ..ModelOptions::default() });
-        return Session::open(Box::new(accel), &HostModelAccel::xclbin(shape));
+        let accel = HostModelAccel::new(HostModelOptions { fault, ..HostModelOptions::default() });
+        return NpuSession::open(Box::new(accel), &HostModelAccel::xclbin(shape));
     }
     let accel = open_first(&NpuSystem::here())?;
     let array = manifest::load(&manifest::find(&directories(), shape)?, shape)?;
-    Session::open(Box::new(accel), &array)
+    NpuSession::open(Box::new(accel), &array)
 }

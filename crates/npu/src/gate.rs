@@ -39,7 +39,7 @@ impl Machine {
 
 /// The memory that a step reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct StepMemory {
     /// Bytes of weights.
     pub weights: f64,
     pub global_layers: usize,
@@ -51,7 +51,7 @@ pub struct Work {
     pub context: usize,
 }
 
-impl Work {
+impl StepMemory {
     /// Returns the bytes of the cache that global layers read, and that all layers read.
     fn bytes(&self) -> (f64, f64) {
         let global = (self.global_layers * self.context) as f64 * self.position;
@@ -81,7 +81,7 @@ pub struct ShareChoice {
 
 /// Returns the share with the least time. Both devices work at the same time, so the time of a
 /// layer is that of the slower one.
-pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
+pub fn choose(m: &Machine, w: &StepMemory) -> ShareChoice {
     let layer = w.context as f64 * w.position;
     let seconds = |share: usize| {
         let part = share as f64 / 256.0;
@@ -215,8 +215,8 @@ mod tests {
 
     /// Returns the reads of Gemma 3 27B with f16 keys and values at 2 bits per weight, where
     /// attention has its largest share.
-    fn work(context: usize) -> Work {
-        Work {
+    fn work(context: usize) -> StepMemory {
+        StepMemory {
             weights: 8.4e9,
             global_layers: 10,
             local_layers: 52,
@@ -248,8 +248,8 @@ mod tests {
         assert!((40..90).contains(&far.share), "{far:?}");
         // More bits per weight reduce the gain. So do int8 keys and values, which have half the
         // bytes.
-        let heavy = Work { weights: 14e9, ..work(32768) };
-        let small = Work { position: 4352.0, ..work(32768) };
+        let heavy = StepMemory { weights: 14e9, ..work(32768) };
+        let small = StepMemory { position: 4352.0, ..work(32768) };
         assert!(choose(&m, &heavy).gain < far.gain && choose(&m, &small).gain < far.gain);
         let on = |context| choose(&m, &work(context)).gain >= WORTH;
         assert_eq!([512, 4096, 8192, 16384, 32768].map(on), [false, false, false, false, true]);

@@ -28,15 +28,15 @@ pub const NONE: f32 = -3.0e38;
 
 /// The kernel's sizes for one head dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct KernelShape {
     pub head_dim: usize,
 }
 
-impl Shape {
+impl KernelShape {
     /// Returns the sizes of a kernel, or `None` for a head dimension without one.
-    pub const fn new(head_dim: usize) -> Option<Shape> {
+    pub const fn new(head_dim: usize) -> Option<KernelShape> {
         match head_dim {
-            128 | 256 => Some(Shape { head_dim }),
+            128 | 256 => Some(KernelShape { head_dim }),
             _ => None,
         }
     }
@@ -79,7 +79,7 @@ impl Shape {
 /// Content of a header object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    pub shape: Shape,
+    pub shape: KernelShape,
     /// Number of tiles that follow the queries.
     pub tiles: usize,
     /// 0, 4, 16 or 32.
@@ -126,28 +126,28 @@ fn put(object: &mut [u8], index: usize, value: f32) {
 }
 
 /// Returns the index of a query's element in its object: blocks of 4 rows and 8 channels.
-pub fn query_at(shape: Shape, row: usize, d: usize) -> usize {
+pub fn query_at(shape: KernelShape, row: usize, d: usize) -> usize {
     ((row / 4 * (shape.head_dim / 8) + d / 8) * 4 + row % 4) * 8 + d % 8
 }
 
 /// Returns the index of a key's element in its tile: blocks of 8 channels and 4 keys.
-pub fn key_at(shape: Shape, key: usize, d: usize) -> usize {
+pub fn key_at(shape: KernelShape, key: usize, d: usize) -> usize {
     ((key / 4 * (shape.head_dim / 8) + d / 8) * 8 + d % 8) * 4 + key % 4
 }
 
 /// Returns the index of a value's element in its tile, after the keys: blocks of 8 keys and 4
 /// channels.
-pub fn value_at(shape: Shape, key: usize, d: usize) -> usize {
+pub fn value_at(shape: KernelShape, key: usize, d: usize) -> usize {
     OBJECT / 4 + ((key / 8 * (shape.head_dim / 4) + d / 4) * 8 + key % 8) * 4 + d % 4
 }
 
 /// Returns the index of an output element in a result: blocks of 4 rows and 4 channels.
-pub fn out_at(shape: Shape, row: usize, d: usize) -> usize {
+pub fn out_at(shape: KernelShape, row: usize, d: usize) -> usize {
     ((row / 4 * (shape.head_dim / 4) + d / 4) * 4 + row % 4) * 4 + d % 4
 }
 
 /// Writes a row of queries, multiplied by `scale`, to the query object.
-pub fn write_query(shape: Shape, object: &mut [u8], row: usize, q: &[f32], scale: f32) {
+pub fn write_query(shape: KernelShape, object: &mut [u8], row: usize, q: &[f32], scale: f32) {
     for (d, q) in q.iter().enumerate() {
         put(object, query_at(shape, row, d), q * scale);
     }
@@ -155,7 +155,13 @@ pub fn write_query(shape: Shape, object: &mut [u8], row: usize, q: &[f32], scale
 
 /// Writes the page of one head, keys and values `[PAGE, head_dim]`, into the page of its pair.
 /// `slot` is the head's index in the pair.
-pub fn write_page(shape: Shape, pair_page: &mut [u8], slot: usize, keys: &[f32], values: &[f32]) {
+pub fn write_page(
+    shape: KernelShape,
+    pair_page: &mut [u8],
+    slot: usize,
+    keys: &[f32],
+    values: &[f32],
+) {
     let dim = shape.head_dim;
     for tile in 0..shape.tiles_per_page() {
         let object = &mut pair_page[(tile * PAIR + slot) * OBJECT..][..OBJECT];
@@ -172,13 +178,13 @@ pub fn write_page(shape: Shape, pair_page: &mut [u8], slot: usize, keys: &[f32],
 /// A core's result.
 #[derive(Clone, Copy, Debug)]
 pub struct ResultView<'a> {
-    shape: Shape,
+    shape: KernelShape,
     bytes: &'a [u8],
 }
 
 impl<'a> ResultView<'a> {
-    /// Returns a view of a result, which must have [`Shape::out_bytes`] bytes.
-    pub fn new(shape: Shape, bytes: &'a [u8]) -> Self {
+    /// Returns a view of a result, which must have [`KernelShape::out_bytes`] bytes.
+    pub fn new(shape: KernelShape, bytes: &'a [u8]) -> Self {
         assert_eq!(bytes.len(), shape.out_bytes());
         ResultView { shape, bytes }
     }
@@ -218,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_element_has_its_own_place() {
-        for shape in [128, 256].map(|d| Shape::new(d).unwrap()) {
+        for shape in [128, 256].map(|d| KernelShape::new(d).unwrap()) {
             let dim = shape.head_dim;
             let mut seen = vec![0u8; OBJECT / 2];
             (0..shape.keys()).for_each(|k| (0..dim).for_each(|d| seen[key_at(shape, k, d)] += 1));
@@ -231,12 +237,12 @@ mod tests {
             (0..shape.rows()).for_each(|r| (0..dim).for_each(|d| seen[out_at(shape, r, d)] += 1));
             assert!(seen.iter().all(|n| *n == 1));
         }
-        assert_eq!(Shape::new(64), None);
+        assert_eq!(KernelShape::new(64), None);
     }
 
     #[test]
     fn rows_go_to_the_smallest_bucket_that_fits() {
-        let (a, b) = (Shape::new(128).unwrap(), Shape::new(256).unwrap());
+        let (a, b) = (KernelShape::new(128).unwrap(), KernelShape::new(256).unwrap());
         assert_eq!(
             [1, 4, 5, 16, 17, 32, 33].map(|r| a.bucket(r)),
             [Some(4), Some(4), Some(16), Some(16), Some(32), Some(32), None]

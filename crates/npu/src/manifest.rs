@@ -4,7 +4,7 @@
 //! every source. `build.sh` copies it to the directory of the arrays and adds the SHA-256 of each
 //! array. The loader refuses arrays with another manifest.
 
-use super::layout::Shape;
+use super::layout::KernelShape;
 use anyhow::{Context, Result, bail, ensure};
 use gemma_base::util::files::{read_regular, read_regular_text};
 use gemma_base::util::hex;
@@ -18,12 +18,12 @@ pub const SOURCES: &str = include_str!("../../../npu-kernels/manifest.txt");
 const LARGEST: u64 = 64 << 20;
 
 /// Returns the file name of the array for a head dimension.
-pub fn file_name(shape: Shape) -> String {
+pub fn file_name(shape: KernelShape) -> String {
     format!("flash_partial_{}.xclbin", shape.head_dim)
 }
 
 /// Returns the first of these directories that contains the array for `shape`.
-pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
+pub fn find(directories: &[PathBuf], shape: KernelShape) -> Result<PathBuf> {
     let name = file_name(shape);
     directories.iter().find(|d| d.join(&name).is_file()).cloned().with_context(|| {
         let first = directories
@@ -37,7 +37,7 @@ pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
 }
 
 /// Reads the array for `shape` from a directory. Refuses an array with another manifest.
-pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
+pub fn load(directory: &Path, shape: KernelShape) -> Result<Vec<u8>> {
     let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
     let text = read_regular_text(&manifest, LARGEST)
         .with_context(|| format!("reading {}", manifest.display()))?;
@@ -69,7 +69,7 @@ mod tests {
     fn the_manifest_is_fresh() {
         let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../npu-kernels");
         let mut want = format!("abi {ABI}\nobject {OBJECT}\n");
-        for shape in [128, 256].map(|d| Shape::new(d).unwrap()) {
+        for shape in [128, 256].map(|d| KernelShape::new(d).unwrap()) {
             want += &format!(
                 "head_dim {} rows {} keys {} result {}\n",
                 shape.head_dim,
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn only_what_the_manifest_names_is_loaded() {
         let dir = tempfile::tempdir().unwrap();
-        let shape = Shape::new(128).unwrap();
+        let shape = KernelShape::new(128).unwrap();
         let at = |name: &str| dir.path().join(name);
         let load = || load(dir.path(), shape).map_err(|e| e.to_string());
         let list = [dir.path().to_owned()];

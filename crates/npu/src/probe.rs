@@ -1,7 +1,7 @@
 //! Probe of the machine's NPUs: the conditions for using them, each with a remedy if it is not met.
 
 #[cfg(all(unix, feature = "npu"))]
-use super::{accel::Accel, layout::Shape, manifest, raw::RawAccel};
+use super::{accel::Accel, layout::KernelShape, manifest, raw::RawAccel};
 use gemma_base::os::process::lockable_memory;
 use std::fs;
 #[cfg(all(unix, feature = "npu"))]
@@ -190,7 +190,7 @@ impl NpuSystem {
                 }
             }
         }
-        let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
+        let shape = KernelShape::new(HEAD_DIM).expect("a kernel is built for it");
         match manifest::find(&self.arrays, shape)
             .and_then(|dir| manifest::load(&dir, shape).map(|_| dir))
         {

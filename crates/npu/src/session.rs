@@ -4,7 +4,7 @@
 use super::accel::{Accel, Bo, BoKind, HEAP_BYTES, Info, Sync};
 use super::command::{self, Command, State};
 use super::host::CORE_ROWS;
-use super::layout::Shape;
+use super::layout::KernelShape;
 use super::stream::{Job, columns};
 use super::xclbin;
 use anyhow::{Context, Result, ensure};
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_millis(50);
 const FUNCTION: u8 = 0;
 
 /// An open device with the kernel loaded.
-pub struct Session {
+pub struct NpuSession {
     accel: Box<dyn Accel>,
     pub info: Info,
     context: Option<u32>,
@@ -37,9 +37,9 @@ pub struct Slot {
     number: Option<u64>,
 }
 
-impl Session {
+impl NpuSession {
     /// Opens the device and loads the kernel. `xclbin` is the content of a whole file.
-    pub fn open(mut accel: Box<dyn Accel>, xclbin: &[u8]) -> Result<Session> {
+    pub fn open(mut accel: Box<dyn Accel>, xclbin: &[u8]) -> Result<NpuSession> {
         let info = accel.info().context("querying the properties of the NPU")?;
         let rows = info.metadata.core.row_count as usize;
         ensure!(
@@ -47,7 +47,7 @@ impl Session {
             "the NPU has {rows} rows of cores: \
                 only NPU1 (Phoenix, Hawk Point), with {CORE_ROWS}, is known"
         );
-        let mut session = Session {
+        let mut session = NpuSession {
             accel,
             info,
             context: None,
@@ -76,7 +76,8 @@ impl Session {
         self.accel.is_real_device()
     }
 
-    /// Creates a zeroed buffer that exists until the session ends or [`Session::close`] is called.
+    /// Creates a zeroed buffer that exists until the session ends or is closed by
+    /// [`NpuSession::close`].
     pub fn buffer(&mut self, kind: BoKind, bytes: usize) -> Result<Bo> {
         let bo = self.accel.create_bo(kind, bytes)?;
         self.open.push(bo);
@@ -104,7 +105,7 @@ impl Session {
     }
 
     /// Creates the buffers of a command for `pairs` pairs of heads.
-    pub fn slot(&mut self, shape: Shape, pairs: usize) -> Result<Slot> {
+    pub fn slot(&mut self, shape: KernelShape, pairs: usize) -> Result<Slot> {
         let [queries, _, results] = Job { shape, pairs, capacity: 0, pages: 0 }.sizes();
         Ok(Slot {
             queries: self.buffer(BoKind::Share, queries)?,
@@ -160,7 +161,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for NpuSession {
     fn drop(&mut self) {
         // The context is destroyed first, because it may still use the buffers.
         if let Some(context) = self.context.take() {

@@ -4,8 +4,10 @@
 //! The queue of a channel has room for four tasks. A descriptor is written again only after a wait
 //! for its task's completion token.
 
-use super::layout::{OBJECT, PAIR, PAIRS, Shape};
-use super::txn::{Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, Op, encode};
+use super::layout::{KernelShape, OBJECT, PAIR, PAIRS};
+use super::txn::{
+    Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, TransactionOp, encode,
+};
 use anyhow::{Result, ensure};
 
 /// Limit for the tasks in a channel's queue.
@@ -21,7 +23,7 @@ pub const ARG_RESULTS: u8 = 2;
 /// The work of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
-    pub shape: Shape,
+    pub shape: KernelShape,
     /// Pairs of kv heads.
     pub pairs: usize,
     /// Pages for which the arena has room, for each pair.
@@ -50,15 +52,15 @@ struct Transfer {
 }
 
 /// Progress of the transfers of one pair.
-struct Lane {
+struct PairProgress {
     pair: usize,
     /// Tasks in the queue.
     flying: usize,
     pushed: usize,
 }
 
-impl Lane {
-    fn push(&mut self, transfer: &Transfer, ops: &mut Vec<Op>) -> Result<()> {
+impl PairProgress {
+    fn push(&mut self, transfer: &Transfer, ops: &mut Vec<TransactionOp>) -> Result<()> {
         let channel = channel(self.pair, transfer.direction);
         // A channel pair has eight descriptors: one for results, and four in rotation for inputs.
         let first = (8 * channel.index) as usize;
@@ -66,7 +68,7 @@ impl Lane {
             Direction::ToMemory => first,
             Direction::FromMemory => {
                 if self.flying == QUEUE_DEPTH {
-                    ops.push(Op::Wait(channel));
+                    ops.push(TransactionOp::Wait(channel));
                     self.flying -= 1;
                 }
                 self.flying += 1;
@@ -77,9 +79,9 @@ impl Lane {
         let offset = u32::try_from(transfer.offset)?;
         let column = channel.column;
         let (length, step, iterations) = (transfer.length, transfer.length, transfer.runs);
-        ops.push(Op::Write(Descriptor { column, id, length, step, iterations }));
-        ops.push(Op::Patch { column, id, argument: transfer.argument, offset });
-        ops.push(Op::Push { channel, id, runs: transfer.runs });
+        ops.push(TransactionOp::Write(Descriptor { column, id, length, step, iterations }));
+        ops.push(TransactionOp::Patch { column, id, argument: transfer.argument, offset });
+        ops.push(TransactionOp::Push { channel, id, runs: transfer.runs });
         Ok(())
     }
 }
@@ -93,7 +95,7 @@ impl Job {
     }
 
     /// Returns the operations, in order.
-    pub fn ops(&self) -> Result<Vec<Op>> {
+    pub fn ops(&self) -> Result<Vec<TransactionOp>> {
         ensure!(
             (1..=PAIRS).contains(&self.pairs),
             "{} pairs of heads: the array has {PAIRS}",
@@ -104,11 +106,11 @@ impl Job {
         let shape = self.shape;
         let runs = self.pages * shape.page_bytes() / RUN;
         let mut ops = Vec::new();
-        let mut lanes: Vec<Lane> =
-            (0..self.pairs).map(|pair| Lane { pair, flying: 0, pushed: 0 }).collect();
+        let mut lanes: Vec<PairProgress> =
+            (0..self.pairs).map(|pair| PairProgress { pair, flying: 0, pushed: 0 }).collect();
         for lane in &mut lanes {
-            ops.push(Op::Tokens(channel(lane.pair, Direction::ToMemory)));
-            ops.push(Op::Tokens(channel(lane.pair, Direction::FromMemory)));
+            ops.push(TransactionOp::Tokens(channel(lane.pair, Direction::ToMemory)));
+            ops.push(TransactionOp::Tokens(channel(lane.pair, Direction::FromMemory)));
             let bytes = PAIR * shape.out_bytes();
             let (direction, argument, offset) =
                 (Direction::ToMemory, ARG_RESULTS, lane.pair * bytes);
@@ -129,9 +131,10 @@ impl Job {
         }
         for lane in &mut lanes {
             ops.extend(
-                (0..lane.flying).map(|_| Op::Wait(channel(lane.pair, Direction::FromMemory))),
+                (0..lane.flying)
+                    .map(|_| TransactionOp::Wait(channel(lane.pair, Direction::FromMemory))),
             );
-            ops.push(Op::Wait(channel(lane.pair, Direction::ToMemory)));
+            ops.push(TransactionOp::Wait(channel(lane.pair, Direction::ToMemory)));
         }
         Ok(ops)
     }
@@ -150,7 +153,7 @@ mod tests {
 
     fn jobs() -> impl Iterator<Item = Job> {
         // At least two values of each dimension.
-        let shapes = [128, 256].map(|d| Shape::new(d).unwrap());
+        let shapes = [128, 256].map(|d| KernelShape::new(d).unwrap());
         shapes.into_iter().flat_map(|shape| {
             [1, 2, 3, 8].into_iter().flat_map(move |pairs| {
                 [(0, 5), (1, 1), (1, 7), (7, 9), (8, 8), (9, 40), (33, 64), (128, 128)]
@@ -183,19 +186,19 @@ mod tests {
             let mut moved: HashMap<Channel, Vec<(u8, usize, usize)>> = HashMap::new();
             for op in job.ops().unwrap() {
                 match op {
-                    Op::Tokens(_) => {}
-                    Op::Write(d) => {
+                    TransactionOp::Tokens(_) => {}
+                    TransactionOp::Write(d) => {
                         let busy = flying
                             .iter()
                             .any(|(c, ids)| c.column == d.column && ids.contains(&d.id));
                         assert!(!busy, "{job:?} rewrites {d:?}");
                         bds.insert((d.column, d.id), (d, u8::MAX, 0));
                     }
-                    Op::Patch { column, id, argument, offset } => {
+                    TransactionOp::Patch { column, id, argument, offset } => {
                         let bd = bds.get_mut(&(column, id)).unwrap();
                         (bd.1, bd.2) = (argument, offset as usize);
                     }
-                    Op::Push { channel, id, runs } => {
+                    TransactionOp::Push { channel, id, runs } => {
                         let (d, argument, offset) = bds[&(channel.column, id)];
                         assert_eq!(d.iterations, runs);
                         for i in 0..runs {
@@ -209,7 +212,7 @@ mod tests {
                         queue.push(id);
                         assert!(queue.len() <= QUEUE_DEPTH);
                     }
-                    Op::Wait(channel) => {
+                    TransactionOp::Wait(channel) => {
                         flying.get_mut(&channel).unwrap().remove(0);
                     }
                 }
@@ -241,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let job = Job { shape: Shape::new(128).unwrap(), pairs: 8, capacity: 4, pages: 4 };
+        let job = Job { shape: KernelShape::new(128).unwrap(), pairs: 8, capacity: 4, pages: 4 };
         assert!(job.ops().is_ok());
         assert!(
             Job { pairs: 9, ..job }.ops().is_err()

@@ -1,14 +1,14 @@
 //! The kernel in Rust: the same operations as in `npu-kernels/flash_partial.h`, with the same bits.
 //! `tests/npu/kernel.rs` compiles the C++ source and compares. The host model runs this kernel.
 
-use super::layout::{self, ABI, MAGIC, MAX_ROWS, NONE, OBJECT, Shape};
+use super::layout::{self, ABI, KernelShape, MAGIC, MAX_ROWS, NONE, OBJECT};
 use half::bf16;
 
 const LOWEST: f32 = -120.0;
 
 /// The state of one core.
 pub struct Twin {
-    shape: Shape,
+    shape: KernelShape,
     q: Vec<f32>,      // [rows, head_dim]
     keys: Vec<f32>,   // [head_dim, keys]
     values: Vec<f32>, // [keys, head_dim]
@@ -22,7 +22,7 @@ pub struct Twin {
 }
 
 impl Twin {
-    pub fn new(shape: Shape) -> Twin {
+    pub fn new(shape: KernelShape) -> Twin {
         let (rows, dim) = (shape.rows(), shape.head_dim);
         Twin {
             shape,

@@ -79,7 +79,7 @@ pub struct Descriptor {
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum TransactionOp {
     /// Sets the receiver of a channel's completion tokens.
     Tokens(Channel),
     Write(Descriptor),
@@ -139,13 +139,13 @@ impl Descriptor {
     }
 }
 
-impl Op {
+impl TransactionOp {
     /// Refuses values that do not fit the hardware's fields.
     fn check(&self) -> Result<()> {
         match self {
-            Op::Tokens(c) | Op::Wait(c) => check_channel(*c),
-            Op::Write(d) => d.check(),
-            Op::Patch { column, id, argument, offset } => {
+            TransactionOp::Tokens(c) | TransactionOp::Wait(c) => check_channel(*c),
+            TransactionOp::Write(d) => d.check(),
+            TransactionOp::Patch { column, id, argument, offset } => {
                 check_column(*column)?;
                 ensure!((*id as usize) < BDS, "descriptor {id}: a shim tile has {BDS}");
                 ensure!(
@@ -158,7 +158,7 @@ impl Op {
                 );
                 Ok(())
             }
-            Op::Push { channel, id, runs } => {
+            TransactionOp::Push { channel, id, runs } => {
                 check_channel(*channel)?;
                 ensure!((*id as usize) < BDS, "descriptor {id}: a shim tile has {BDS}");
                 ensure!(
@@ -173,20 +173,20 @@ impl Op {
 
     fn encode(&self, out: &mut Vec<u32>) {
         match self {
-            Op::Tokens(c) => out.extend([3, 0, c.register(CONTROL), 0, 0, 0x1f00, 28]),
-            Op::Write(d) => {
+            TransactionOp::Tokens(c) => out.extend([3, 0, c.register(CONTROL), 0, 0, 0x1f00, 28]),
+            TransactionOp::Write(d) => {
                 out.extend([1, 0, location(d.column, BD_BASE + 0x20 * d.id as u32), 48]);
                 out.extend(d.words());
             }
-            Op::Patch { column, id, argument, offset } => {
+            TransactionOp::Patch { column, id, argument, offset } => {
                 let address = location(*column, BD_BASE + 0x20 * *id as u32 + 4);
                 out.extend([0x81, 48, 0, 0, 0, 0, address, 0, *argument as u32, 0, *offset, 0]);
             }
-            Op::Push { channel, id, runs } => {
+            TransactionOp::Push { channel, id, runs } => {
                 let value = 1 << 31 | (*runs as u32 - 1) << 16 | *id as u32;
                 out.extend([0, 0, channel.register(QUEUE), 0, value, 24]);
             }
-            Op::Wait(c) => {
+            TransactionOp::Wait(c) => {
                 let direction = (c.direction == Direction::FromMemory) as u32;
                 out.extend([
                     0x80,
@@ -206,7 +206,7 @@ fn check_channel(channel: Channel) -> Result<()> {
 }
 
 /// Returns the words of a stream for a context of `columns` columns.
-pub fn encode(columns: usize, ops: &[Op]) -> Result<Vec<u32>> {
+pub fn encode(columns: usize, ops: &[TransactionOp]) -> Result<Vec<u32>> {
     ensure!((1..=MAX_COLUMNS).contains(&columns), "{columns} columns: 1 to {MAX_COLUMNS}");
     let mut out =
         vec![ROWS << 24 | GENERATION << 16 | 1 << 8, 1 << 8 | columns as u32, ops.len() as u32, 0];
@@ -245,7 +245,7 @@ fn channel_at(word: u32, base: u32) -> Result<Channel> {
 }
 
 /// Parses a stream into its number of columns and its operations. Invalid words are errors.
-pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
+pub fn decode(words: &[u32]) -> Result<(usize, Vec<TransactionOp>)> {
     let [first, second, count, bytes, ref rest @ ..] = *words else {
         bail!("a stream of {} words has no header", words.len())
     };
@@ -275,9 +275,9 @@ pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
     Ok((columns, ops))
 }
 
-fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
+fn decode_one(words: &[u32]) -> Result<(TransactionOp, usize)> {
     Ok(match *words {
-        [3, 0, at, 0, 0, 0x1f00, 28, ..] => (Op::Tokens(channel_at(at, CONTROL)?), 7),
+        [3, 0, at, 0, 0, 0x1f00, 28, ..] => (TransactionOp::Tokens(channel_at(at, CONTROL)?), 7),
         [1, 0, at, 48, length, 0, 0, 0, BURST, 0, iteration, VALID, ..] => {
             let (column, id) = descriptor_at(at, 0)?;
             ensure!(length <= MAX_LENGTH as u32 / 4, "a transfer of {length} words");
@@ -285,19 +285,32 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
             let step = 4 * ((iteration & 0xf_ffff) as usize + 1);
             let iterations = (iteration >> 20) as usize + 1;
             (
-                Op::Write(Descriptor { column, id, length: 4 * length as usize, step, iterations }),
+                TransactionOp::Write(Descriptor {
+                    column,
+                    id,
+                    length: 4 * length as usize,
+                    step,
+                    iterations,
+                }),
                 12,
             )
         }
         [0x81, 48, 0, 0, 0, 0, at, 0, argument, 0, offset, 0, ..] => {
             let (column, id) = descriptor_at(at, 4)?;
             let argument = u8::try_from(argument).unwrap_or(u8::MAX);
-            (Op::Patch { column, id, argument, offset }, 12)
+            (TransactionOp::Patch { column, id, argument, offset }, 12)
         }
         [0, 0, at, 0, value, 24, ..] => {
             ensure!(value >> 31 == 1 && value & 0x7f00_fff0 == 0, "queue value {value:#010x}");
             let runs = (value >> 16 & 0xff) as usize + 1;
-            (Op::Push { channel: channel_at(at, QUEUE)?, id: (value & 0xf) as u8, runs }, 6)
+            (
+                TransactionOp::Push {
+                    channel: channel_at(at, QUEUE)?,
+                    id: (value & 0xf) as u8,
+                    runs,
+                },
+                6,
+            )
         }
         [0x80, 16, at, which, ..] => {
             ensure!(
@@ -306,7 +319,7 @@ fn decode_one(words: &[u32]) -> Result<(Op, usize)> {
             );
             let direction = if at & 1 == 1 { Direction::FromMemory } else { Direction::ToMemory };
             (
-                Op::Wait(Channel {
+                TransactionOp::Wait(Channel {
                     column: (at >> 16) as u8,
                     direction,
                     index: (which >> 24) as u8,
@@ -332,13 +345,13 @@ mod tests {
     };
     const C: Channel = Channel { column: 2, direction: Direction::FromMemory, index: 1 };
 
-    fn refused(op: Op) -> bool {
+    fn refused(op: TransactionOp) -> bool {
         encode(4, &[op]).is_err()
     }
 
     #[test]
     fn limits_are_the_last_that_pass() {
-        let write = |d: Descriptor| Op::Write(d);
+        let write = |d: Descriptor| TransactionOp::Write(d);
         assert!(!refused(write(D)));
         for bad in [
             Descriptor { length: MAX_LENGTH + 4, ..D },
@@ -354,15 +367,15 @@ mod tests {
         ] {
             assert!(refused(write(bad)), "{bad:?}");
         }
-        let push = |runs, id| Op::Push { channel: C, id, runs };
+        let push = |runs, id| TransactionOp::Push { channel: C, id, runs };
         assert!(!refused(push(MAX_REPEAT + 1, 15)) && !refused(push(1, 0)));
         assert!(refused(push(MAX_REPEAT + 2, 15)) && refused(push(0, 0)) && refused(push(1, 16)));
-        let patch = |argument, offset| Op::Patch { column: 0, id: 0, argument, offset };
+        let patch = |argument, offset| TransactionOp::Patch { column: 0, id: 0, argument, offset };
         assert!(!refused(patch(MAX_ARGUMENTS as u8 - 1, u32::MAX - 3)));
         assert!(refused(patch(MAX_ARGUMENTS as u8, 0)) && refused(patch(0, 2)));
         assert!(
-            refused(Op::Wait(Channel { index: 2, ..C }))
-                && refused(Op::Tokens(Channel { column: 4, ..C }))
+            refused(TransactionOp::Wait(Channel { index: 2, ..C }))
+                && refused(TransactionOp::Tokens(Channel { column: 4, ..C }))
         );
         assert!(encode(0, &[]).is_err() && encode(5, &[]).is_err());
     }
@@ -375,11 +388,11 @@ mod tests {
         let words = encode(
             4,
             &[
-                Op::Tokens(out),
-                Op::Write(d),
-                Op::Patch { column: 1, id: 2, argument: 5, offset: 0x800 },
-                Op::Push { channel: C, id: 2, runs: 9 },
-                Op::Wait(C),
+                TransactionOp::Tokens(out),
+                TransactionOp::Write(d),
+                TransactionOp::Patch { column: 1, id: 2, argument: 5, offset: 0x800 },
+                TransactionOp::Push { channel: C, id: 2, runs: 9 },
+                TransactionOp::Wait(C),
             ],
         )
         .unwrap();

@@ -34,7 +34,7 @@ pub struct Verification {
 
 /// The fields of a report that the verification reads. Other fields are ignored.
 #[derive(Deserialize)]
-struct Listed {
+struct ReportHashes {
     tensors: Vec<Hashed>,
 }
 
@@ -53,7 +53,7 @@ pub fn verify(
     tell: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Verification> {
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
-    let report: Option<Listed> = match checkpoint.side_file(FILE)? {
+    let report: Option<ReportHashes> = match checkpoint.side_file(FILE)? {
         Some(text) => Some(
             serde_json::from_slice(&text)
                 .with_context(|| damaged(&format!("{FILE} cannot be read")))?,

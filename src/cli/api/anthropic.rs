@@ -76,7 +76,7 @@ pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<ApiPr
 
 /// Kind of a block of the answer.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum BlockKind {
     Thinking,
     Text,
     ToolUse,
@@ -88,7 +88,7 @@ struct Blocks {
     reader: CallReader,
     /// Index of the open block, or of the next one.
     index: usize,
-    open: Option<Kind>,
+    open: Option<BlockKind>,
     called: bool,
     /// The event before the last one. It is sent once the figures are known.
     delta: Option<Value>,
@@ -110,7 +110,7 @@ impl Blocks {
         }
     }
 
-    fn open(&mut self, kind: Kind, block: Value, out: &mut SseEvents) {
+    fn open(&mut self, kind: BlockKind, block: Value, out: &mut SseEvents) {
         self.shut(out);
         self.open = Some(kind);
         out.named(&json!({"type": "content_block_start", "index": self.index,
@@ -129,8 +129,8 @@ impl Blocks {
         for part in parts {
             let delta = match part {
                 AnswerPart::Text(text) => {
-                    if self.open != Some(Kind::Text) {
-                        self.open(Kind::Text, json!({"type": "text", "text": ""}), out);
+                    if self.open != Some(BlockKind::Text) {
+                        self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
                     }
                     json!({"type": "text_delta", "text": text})
                 }
@@ -138,7 +138,7 @@ impl Blocks {
                     self.called = true;
                     let id = self.head.ids.make("toolu_");
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                    self.open(Kind::ToolUse, block, out);
+                    self.open(BlockKind::ToolUse, block, out);
                     continue;
                 }
                 AnswerPart::Arguments(text) => {
@@ -204,9 +204,9 @@ impl ApiForm for Blocks {
 
     fn piece(&mut self, _: usize, piece: &AnswerPiece, out: &mut SseEvents) {
         if !piece.thought.is_empty() {
-            if self.open != Some(Kind::Thinking) {
+            if self.open != Some(BlockKind::Thinking) {
                 let block = json!({"type": "thinking", "thinking": "", "signature": ""});
-                self.open(Kind::Thinking, block, out);
+                self.open(BlockKind::Thinking, block, out);
             }
             let delta = json!({"type": "thinking_delta", "thinking": piece.thought});
             out.named(&json!({"type": "content_block_delta", "index": self.index,

@@ -40,7 +40,7 @@ impl ApiConversation {
         if items.is_empty() {
             return Err(wrong("the list is empty: send at least one user message".into()));
         }
-        let mut reader = Reader::default();
+        let mut reader = MessageReader::default();
         let system = system.map(|content| json!({"role": "system", "content": content}));
         for item in system.iter().chain(items) {
             reader.item(item).map_err(wrong)?;
@@ -93,7 +93,7 @@ impl ApiConversation {
 
 /// State of reading a list of messages.
 #[derive(Default)]
-struct Reader {
+struct MessageReader {
     system: String,
     messages: Vec<Message>,
     /// Functions of all calls by their ids.
@@ -105,7 +105,7 @@ struct Reader {
     shown: Vec<Arc<[u8]>>,
 }
 
-impl Reader {
+impl MessageReader {
     fn item(&mut self, item: &Value) -> Result<(), String> {
         match item["type"].as_str().unwrap_or("message") {
             "message" => self.message(item),

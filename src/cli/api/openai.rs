@@ -48,7 +48,8 @@ pub fn chat(
     fields.finish()?;
     request.converse(conversation, served);
     let reader = served.reader(request.tool_options.as_ref());
-    let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
+    let choices =
+        (0..request.n).map(|_| ChoiceState { reader: reader.clone(), calls: 0 }).collect();
     let wants_log_probs = request.top_log_probs.is_some();
     Ok((request, Box::new(Chat { head, choices, is_older, include_usage, wants_log_probs })))
 }
@@ -117,7 +118,7 @@ fn part(
 }
 
 /// State of one answer.
-struct Choice {
+struct ChoiceState {
     reader: CallReader,
     calls: usize,
 }
@@ -125,7 +126,7 @@ struct Choice {
 /// Answers of `/v1/chat/completions`.
 struct Chat {
     head: ResponseHead,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceState>,
     /// Whether the client uses the older form: it sent `functions` and reads `function_call`.
     is_older: bool,
     include_usage: bool,
@@ -314,12 +315,12 @@ pub fn completions(
     request.prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
     let (offsets, wants_log_probs) = (vec![0; answers], top.is_some());
     let has_prompt = request.scores_prompt;
-    let form = Text { head, echoes, include_usage, wants_log_probs, has_prompt, offsets };
+    let form = TextAnswers { head, echoes, include_usage, wants_log_probs, has_prompt, offsets };
     Ok((request, Box::new(form)))
 }
 
 /// Answers of `/v1/completions`.
-struct Text {
+struct TextAnswers {
     head: ResponseHead,
     /// The prompts that the answers repeat.
     echoes: Vec<Echo>,
@@ -331,7 +332,7 @@ struct Text {
     offsets: Vec<usize>,
 }
 
-impl Text {
+impl TextAnswers {
     fn object(&self, choices: Value) -> Value {
         let ResponseHead { id, created, model, served, .. } = &self.head;
         json!({"id": id, "object": "text_completion", "created": created, "model": model,
@@ -367,7 +368,7 @@ fn finish(reason: FinishReason) -> &'static str {
     if reason == FinishReason::Length { "length" } else { "stop" }
 }
 
-impl ApiForm for Text {
+impl ApiForm for TextAnswers {
     fn whole(
         &mut self,
         answers: &[CollectedAnswer],

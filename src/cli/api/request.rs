@@ -90,7 +90,7 @@ pub struct ApiRequest {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum OneOrMore {
+enum StopField {
     One(String),
     More(Vec<String>),
 }
@@ -99,8 +99,8 @@ enum OneOrMore {
 pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     let mut stops = match fields.take_as(name, "a text or a list of texts")? {
         None => Vec::new(),
-        Some(OneOrMore::One(text)) => vec![text],
-        Some(OneOrMore::More(texts)) => texts,
+        Some(StopField::One(text)) => vec![text],
+        Some(StopField::More(texts)) => texts,
     };
     stops.retain(|text| !text.is_empty());
     if stops.len() > MOST_STOPS || stops.iter().any(|text| text.len() > LONGEST_STOP) {

@@ -63,7 +63,7 @@ pub struct EvalArgs {
 }
 
 /// A kind of text, and tokens of that kind.
-type Part = (String, Vec<Token>);
+type TextPart = (String, Vec<Token>);
 
 pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
@@ -192,10 +192,10 @@ fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
 }
 
 /// Returns the window size and the texts, cut into windows that begin with BOS. Ids stay unchanged.
-fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
+fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<TextPart>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
-    let mut parts: Vec<Part> = Vec::new();
+    let mut parts: Vec<TextPart> = Vec::new();
     for named in if from_ids { &options.ids } else { &options.files } {
         let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
         let ids = match &tokenizer {
@@ -242,7 +242,7 @@ fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)
 fn show(
     files: &[PathBuf],
     viewer: &Viewer,
-    parts: &mut [Part],
+    parts: &mut [TextPart],
     window: usize,
 ) -> Result<Vec<Arc<Image>>> {
     let images = files.iter().map(|file| viewer.see(&read_image(file)?));
@@ -286,7 +286,7 @@ fn stem(path: &str) -> &str {
 
 /// Formats the figures as JSON and text: of all texts, and of each part if there are several.
 fn render<T>(
-    parts: &[Part],
+    parts: &[TextPart],
     figures: &[T],
     whole: &T,
     one: impl Fn(&T) -> Result<(serde_json::Value, String)>,
@@ -342,13 +342,13 @@ fn describe_comparison(c: &Comparison) -> String {
 /// Reads the ids of a file `{"ids": [...]}`.
 fn read_ids(path: &Path) -> Result<Vec<Token>> {
     #[derive(serde::Deserialize)]
-    struct File {
+    struct TokenFile {
         ids: Vec<Token>,
     }
     let bad = || {
         Fault::model(format!("{} contains no token ids", path.display()))
             .help(r#"it should be {"ids": [2, 105, ...]}"#)
     };
-    let file: File = serde_json::from_str(&read_file(path)?).with_context(bad)?;
+    let file: TokenFile = serde_json::from_str(&read_file(path)?).with_context(bad)?;
     Ok(file.ids)
 }

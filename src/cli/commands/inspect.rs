@@ -76,13 +76,13 @@ struct Inspection {
     tokenizer_sha256: Option<String>,
     /// The tower that reads images.
     #[serde(skip_serializing_if = "Option::is_none")]
-    images: Option<Tower>,
+    images: Option<TowerFacts>,
     notes: Vec<String>,
     tensors: Vec<TensorRow>,
 }
 
 #[derive(Serialize)]
-struct Tower {
+struct TowerFacts {
     file: String,
     bytes: u64,
     /// Default limit of an image in tokens.
@@ -142,7 +142,7 @@ fn report(model: &Model) -> Result<Inspection> {
     }
     let mut notes = model.weights.notes().to_vec();
     let images = match viewer::tower(Some(model), &SightOptions::default()) {
-        Ok(tower) => Some(Tower {
+        Ok(tower) => Some(TowerFacts {
             file: tower.name().to_owned(),
             bytes: tower.weight_bytes(),
             tokens: tower.most_tokens(None)?,
@@ -255,7 +255,7 @@ fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verificati
     line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));
     line("files", format!("{} bytes ({})", thousands(r.file_bytes), bytes(r.file_bytes)));
     line("matrices", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
-    if let Some(Tower { file, bytes: size, tokens }) = &r.images {
+    if let Some(TowerFacts { file, bytes: size, tokens }) = &r.images {
         line("images", format!("up to {tokens} tokens each, by {file}: {}", bytes(*size)));
     }
     if let Some(hash) = &r.tokenizer_sha256 {

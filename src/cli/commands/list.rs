@@ -57,7 +57,7 @@ pub struct ListArgs {
 
 /// A model that was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Found {
+struct FoundModel {
     /// Value for `--model`.
     model: String,
     path: PathBuf,
@@ -72,9 +72,9 @@ struct Found {
     config: Option<Config>,
 }
 
-impl Found {
-    fn new(model: String, path: PathBuf) -> Found {
-        Found { model, path, about: None, drafts_for: Vec::new(), error: None, config: None }
+impl FoundModel {
+    fn new(model: String, path: PathBuf) -> FoundModel {
+        FoundModel { model, path, about: None, drafts_for: Vec::new(), error: None, config: None }
     }
 
     fn is_assistant(&self) -> bool {
@@ -83,7 +83,7 @@ impl Found {
 }
 
 /// Sets the models that each assistant drafts for.
-fn pair(found: &mut [Found]) {
+fn pair(found: &mut [FoundModel]) {
     let targets: Vec<(String, Config)> = found
         .iter()
         .filter(|f| !f.is_assistant())
@@ -127,7 +127,7 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             })),
             Err(error) => {
                 let path = caches.first().cloned().unwrap_or_default();
-                found.push(Found { error: Some(error), ..Found::new(model, path) });
+                found.push(FoundModel { error: Some(error), ..FoundModel::new(model, path) });
             }
         }
     }
@@ -240,7 +240,7 @@ fn look(
     host: &Host<'_>,
     run: &RunOptions,
     wanted: bool,
-) -> Option<Found> {
+) -> Option<FoundModel> {
     if family(&path).is_some_and(|family| !architecture::is_known(&family)) {
         return None;
     }
@@ -274,11 +274,13 @@ fn look(
         };
         Ok((about, weights.config().clone()))
     });
-    let found = Found::new(model, path);
+    let found = FoundModel::new(model, path);
     match about {
-        Ok((about, config)) => Some(Found { about: Some(about), config: Some(config), ..found }),
+        Ok((about, config)) => {
+            Some(FoundModel { about: Some(about), config: Some(config), ..found })
+        }
         Err(_) if !wanted => None,
-        Err(e) => Some(Found { error: Some(reason(&e)), ..found }),
+        Err(e) => Some(FoundModel { error: Some(reason(&e)), ..found }),
     }
 }
 
@@ -288,7 +290,12 @@ fn reason(error: &anyhow::Error) -> String {
     help.map_or_else(|| format!("{error:#}"), |help| format!("{error:#}: {help}"))
 }
 
-fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: usize) -> String {
+fn text(
+    found: &[FoundModel],
+    places: &[&PathBuf],
+    sizes: Option<&Sizes>,
+    columns: usize,
+) -> String {
     let say = |text: &str| paragraph_in("", 0, &clean(text), columns);
     if found.is_empty() {
         let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();

@@ -172,7 +172,7 @@ impl<'de> Deserialize<'de> for MessageContent {
 /// Reads messages from a JSON array, or from the field `messages` of an object.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
-    struct Item {
+    struct FileMessage {
         role: String,
         content: MessageContent,
     }
@@ -184,7 +184,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         Value::Object(mut object) => object.remove("messages").with_context(wrong)?,
         list => list,
     };
-    let items: Vec<Item> = serde_json::from_value(list).with_context(wrong)?;
+    let items: Vec<FileMessage> = serde_json::from_value(list).with_context(wrong)?;
     Ok(items.into_iter().map(|item| item.content.message(item.role)).collect())
 }
 

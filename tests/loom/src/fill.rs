@@ -1,9 +1,9 @@
 //! Models of the threads that fill the GPU's staging blocks.
 
 use crate::device::memory::Block;
-use crate::device::queue::Timeline;
+use crate::device::queue::TimelineSemaphore;
 use crate::tensor::Source;
-use crate::vulkan::fill::{Filling, Part, RING, Stream};
+use crate::vulkan::fill::{Filling, RING, Stream, StreamPart};
 use loom::cell::UnsafeCell;
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ const FILLS: usize = RING + 1;
 struct Shared {
     filling: Filling<'static>,
     blocks: &'static [OnceLock<Block>; RING],
-    timeline: &'static Timeline,
+    timeline: &'static TimelineSemaphore,
 }
 
 // SAFETY: loom watches every access to the blocks.
@@ -27,13 +27,13 @@ fn leak<T>(value: T) -> &'static T {
 
 fn start(source: &'static dyn Source) -> &'static Shared {
     let stream = Stream { job: 0, is_side: false, to: 0, source, bytes: FILLS, unit: 1 };
-    let fills: Vec<Vec<Part>> =
-        (0..FILLS).map(|from| vec![Part { stream: 0, from, bytes: 1, at: 0 }]).collect();
+    let fills: Vec<Vec<StreamPart>> =
+        (0..FILLS).map(|from| vec![StreamPart { stream: 0, from, bytes: 1, at: 0 }]).collect();
     let blocks: &'static [OnceLock<Block>; RING] = leak([const { OnceLock::new() }; RING]);
     for block in blocks {
         let _ = block.set(Block(UnsafeCell::new([0])));
     }
-    let timeline = leak(Timeline::new());
+    let timeline = leak(TimelineSemaphore::new());
     let streams = leak(vec![stream]);
     leak(Shared {
         filling: Filling::new(streams, &fills, blocks, timeline, Vec::new()),

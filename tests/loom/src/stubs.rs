@@ -170,14 +170,14 @@ pub mod device {
         use loom::sync::{Condvar, Mutex};
 
         /// Counts completed submissions.
-        pub struct Timeline {
+        pub struct TimelineSemaphore {
             pub done: Mutex<u64>,
             pub more: Condvar,
         }
 
-        impl Timeline {
-            pub fn new() -> Timeline {
-                Timeline { done: Mutex::new(0), more: Condvar::new() }
+        impl TimelineSemaphore {
+            pub fn new() -> TimelineSemaphore {
+                TimelineSemaphore { done: Mutex::new(0), more: Condvar::new() }
             }
 
             pub fn wait(&self, submission: u64) -> anyhow::Result<()> {

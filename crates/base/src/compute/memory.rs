@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Alignment of every buffer: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
 
-struct Buffer {
+struct Allocation {
     ptr: NonNull<u8>,
     layout: Layout,
 }
@@ -17,7 +17,7 @@ struct Buffer {
 /// Zeroed, aligned buffers addressed by [`BufferId`].
 #[derive(Default)]
 pub struct Buffers {
-    list: Vec<Buffer>,
+    list: Vec<Allocation>,
 }
 
 // SAFETY: the memory is plain bytes owned by this struct. The contracts of `slice` and `slice_mut`
@@ -35,7 +35,7 @@ impl Buffers {
         // SAFETY: the layout is not empty.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })
             .with_context(|| format!("no memory for {label}: {bytes} bytes"))?;
-        self.list.push(Buffer { ptr, layout });
+        self.list.push(Allocation { ptr, layout });
         Ok(BufferId(self.list.len() as u32 - 1))
     }
 

@@ -17,12 +17,12 @@ fn lock(free: &Free) -> MutexGuard<'_, Vec<u32>> {
 
 /// An owned page. Dropping the last owner returns it to its pool.
 #[derive(Debug)]
-struct Page {
+struct OwnedPage {
     id: u32,
     free: Free,
 }
 
-impl Drop for Page {
+impl Drop for OwnedPage {
     fn drop(&mut self) {
         lock(&self.free).push(self.id);
     }
@@ -44,9 +44,9 @@ impl PagePool {
         lock(&self.free).len()
     }
 
-    fn take(&self) -> Option<Arc<Page>> {
+    fn take(&self) -> Option<Arc<OwnedPage>> {
         let id = lock(&self.free).pop()?;
-        Some(Arc::new(Page { id, free: self.free.clone() }))
+        Some(Arc::new(OwnedPage { id, free: self.free.clone() }))
     }
 }
 
@@ -57,7 +57,7 @@ impl PagePool {
 pub struct PageList {
     /// Index in the sequence of the first page that the list holds; older pages were dropped.
     first: usize,
-    pages: VecDeque<Arc<Page>>,
+    pages: VecDeque<Arc<OwnedPage>>,
 }
 
 impl PageList {
@@ -131,7 +131,7 @@ impl PageList {
         }
         let written = position / PAGE;
         let is_own =
-            |page: &Arc<Page>| position.is_multiple_of(PAGE) || Arc::strong_count(page) == 1;
+            |page: &Arc<OwnedPage>| position.is_multiple_of(PAGE) || Arc::strong_count(page) == 1;
         self.first <= layer.first_visible(position) / PAGE
             && self.pages.get(written.saturating_sub(self.first)).is_none_or(is_own)
     }

@@ -56,7 +56,7 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
     pub name: String,
-    pub kind: Kind,
+    pub kind: TensorStorage,
     /// Lower-case GGUF type, for block-quantised tensors.
     pub file_type: Option<String>,
     pub shape: Vec<usize>,
@@ -66,16 +66,16 @@ pub struct Stored {
 
 /// Storage of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TensorStorage {
     Plain(Dtype),
     Packed(Format),
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for TensorStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Kind::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
-            Kind::Packed(format) => format.fmt(f),
+            TensorStorage::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
+            TensorStorage::Packed(format) => format.fmt(f),
         }
     }
 }
@@ -330,7 +330,7 @@ impl Checkpoint {
             let shape = vec![matrix.rows, matrix.cols];
             return Some(Stored {
                 name: name.into(),
-                kind: Kind::Packed(*format),
+                kind: TensorStorage::Packed(*format),
                 file_type: None,
                 shape,
                 bytes: matrix.bytes() as u64,
@@ -341,13 +341,13 @@ impl Checkpoint {
         if let Some((code, ggml)) = self.block(name) {
             let mut shape = view.shape.to_vec();
             shape.last_mut().into_iter().for_each(|n| *n = *n / ggml.bytes * ggml.weights);
-            let kind = Kind::Packed(Format::of_file(code)?);
+            let kind = TensorStorage::Packed(Format::of_file(code)?);
             let file_type = Some(ggml.name.to_lowercase());
             return Some(Stored { name: name.into(), kind, file_type, shape, bytes });
         }
         Some(Stored {
             name: name.into(),
-            kind: Kind::Plain(view.dtype),
+            kind: TensorStorage::Plain(view.dtype),
             file_type: None,
             shape: view.shape.to_vec(),
             bytes,
@@ -363,9 +363,9 @@ impl Checkpoint {
     /// Returns the format in which [`Checkpoint::matrix`] returns a tensor, without loading it.
     pub fn format(&self, name: &str) -> Option<Format> {
         Some(match self.lookup(name)?.kind {
-            Kind::Packed(format) => format,
-            Kind::Plain(Dtype::BF16) => Format::BF16,
-            Kind::Plain(_) => Format::F32,
+            TensorStorage::Packed(format) => format,
+            TensorStorage::Plain(Dtype::BF16) => Format::BF16,
+            TensorStorage::Plain(_) => Format::F32,
         })
     }
 

@@ -9,13 +9,13 @@ use half::f16;
 
 /// The bytes of a stored tensor.
 #[derive(Clone, Copy)]
-struct Tensor<'a> {
+struct CheckpointTensor<'a> {
     checkpoint: &'a Checkpoint,
     /// Index among the stored tensors.
     index: usize,
 }
 
-impl Source for Tensor<'_> {
+impl Source for CheckpointTensor<'_> {
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         self.checkpoint.read_at(self.index, at, out)
     }
@@ -23,7 +23,7 @@ impl Source for Tensor<'_> {
 
 /// A tensor that is converted while it is read: units of `from` bytes become units of `to` bytes.
 struct Converted<'a, F> {
-    tensor: Tensor<'a>,
+    tensor: CheckpointTensor<'a>,
     from: usize,
     to: usize,
     /// Converts whole units.
@@ -111,11 +111,11 @@ impl Checkpoint {
     }
 
     fn unchecked_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
-        let tensor = |name: &str| -> Result<Tensor<'_>> {
+        let tensor = |name: &str| -> Result<CheckpointTensor<'_>> {
             let index = *self.by_name.get(name).with_context(|| {
                 Fault::model(format!("{}: there is no tensor `{name}`", self.name))
             })?;
-            Ok(Tensor { checkpoint: self, index })
+            Ok(CheckpointTensor { checkpoint: self, index })
         };
         if self.formats.contains_key(name) {
             let matrix = self.packed(name)?;

@@ -36,7 +36,7 @@ pub struct PlannedEngine {
     pub(super) assist: AssistantRows,
     pub(super) info: EngineInfo,
     context: usize,
-    pub(super) sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<CommittedSequence>,
     /// One pool per page table of the model
     pub(super) pools: Vec<PagePool>,
     /// One per rotation table of the model
@@ -52,13 +52,13 @@ pub struct PlannedEngine {
     /// Rows of the path to commit.
     path: Vec<u32>,
     /// A pass that was started and not finished.
-    started: Option<Started>,
+    started: Option<PendingScores>,
     pub(super) sight: Sight,
 }
 
 /// Committed part of a sequence.
 #[derive(Debug, Default)]
-pub(super) struct Sequence {
+pub(super) struct CommittedSequence {
     /// All committed tokens.
     pub(super) tokens: Vec<Token>,
     /// Its pages, one list per page table of the model
@@ -66,7 +66,7 @@ pub(super) struct Sequence {
 }
 
 /// Results of a pass in progress.
-struct Started {
+struct PendingScores {
     /// Number of scored rows
     selected: usize,
     /// Buffer of the lists of best tokens, if they are read instead of logits
@@ -132,9 +132,9 @@ impl PlannedEngine {
             row_angles: Vec::new(),
             context: options.context,
             sequences: (0..sequences)
-                .map(|_| Sequence {
+                .map(|_| CommittedSequence {
                     pages: vec![PageList::default(); model.tables.len()],
-                    ..Sequence::default()
+                    ..CommittedSequence::default()
                 })
                 .collect(),
             pools: model.tables.iter().map(|table| PagePool::new(table.all_pages)).collect(),
@@ -240,7 +240,7 @@ impl PlannedEngine {
         self.output = output;
         self.selected = selected;
         let lists = lists.map(|(best, _)| best.lists).filter(|_| selected > 0);
-        self.started = Some(Started { selected, lists });
+        self.started = Some(PendingScores { selected, lists });
         Ok(works)
     }
 
@@ -272,13 +272,13 @@ impl PlannedEngine {
         };
         self.exec.start(plan, Some((buffer, selected * row)))?;
         self.output = Output::Logits;
-        self.started = Some(Started { selected, lists });
+        self.started = Some(PendingScores { selected, lists });
         self.take(out)
     }
 
     /// Waits for the started pass and reads its scores.
     fn take(&mut self, out: &mut Scores) -> Result<()> {
-        let Started { selected, lists } = self.started.take().context("no pass was begun")?;
+        let PendingScores { selected, lists } = self.started.take().context("no pass was begun")?;
         out.vocab = self.model.config.vocab;
         out.best.clear();
         out.hidden.clear();
@@ -428,7 +428,7 @@ impl Engine for PlannedEngine {
             })
             .collect();
         self.sequences[sequence] =
-            Sequence { tokens: prefix.tokens[..tokens].to_vec(), pages: lists };
+            CommittedSequence { tokens: prefix.tokens[..tokens].to_vec(), pages: lists };
         self.write_entries(&entries)
     }
 

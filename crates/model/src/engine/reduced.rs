@@ -18,7 +18,7 @@ pub struct VocabAdapter {
     inner: Box<dyn Engine>,
     spelling: VocabMap,
     info: EngineInfo,
-    sequences: Vec<Sequence>,
+    sequences: Vec<ReducedSequence>,
     /// Indices of the rows that end a node, among the rows scored last; `None` if all do.
     ends: Option<Vec<usize>>,
     /// Buffer for [`VocabMap::spell`].
@@ -27,7 +27,7 @@ pub struct VocabAdapter {
 
 /// Committed part of a sequence, and its tree in scratch.
 #[derive(Clone, Debug, Default)]
-struct Sequence {
+struct ReducedSequence {
     /// All committed tokens; the inner engine has their spelled rows.
     tokens: Vec<Token>,
     /// The tree in scratch as rows of the inner engine
@@ -36,7 +36,7 @@ struct Sequence {
     nodes: Vec<(Token, Range<u32>)>,
 }
 
-impl Sequence {
+impl ReducedSequence {
     fn forget(&mut self) {
         self.work.clear();
         self.nodes.clear();
@@ -65,7 +65,7 @@ impl VocabAdapter {
     pub fn new(inner: Box<dyn Engine>, spelling: VocabMap) -> Result<Self> {
         let (have, want) = (inner.info().vocab, spelling.rows());
         ensure!(have == want, "the draft model has {have} rows, its vocabulary lists {want}");
-        let sequences = vec![Sequence::default(); inner.info().sequences];
+        let sequences = vec![ReducedSequence::default(); inner.info().sequences];
         ensure!(
             (0..sequences.len()).all(|sequence| inner.position(sequence) == 0),
             "the draft model already has a history"

@@ -87,7 +87,7 @@ pub fn evaluate_task(
     task: EvalTask<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Figures> {
-    let mut tally = Tally::default();
+    let mut tally = LossTally::default();
     walk(engine, None, task, progress, &mut |rows, next| tally.take(&rows[0], next))?;
     tally.finite(task.ids.len())
 }
@@ -116,7 +116,7 @@ pub fn compare_task(
         return Err(Fault::model(what).help("compare models of one vocabulary").into());
     }
     let (mut tally, mut other, mut out) =
-        (Tally::default(), Tally::default(), Comparison::default());
+        (LossTally::default(), LossTally::default(), Comparison::default());
     walk(engine, Some(reference), task, progress, &mut |rows, next| {
         if next.is_some() {
             out.divergences.push(math::kl_divergence(rows[1].logits, rows[0].logits));
@@ -160,7 +160,7 @@ impl Comparison {
 impl Figures {
     /// Combines the results of several texts.
     pub fn all<'a>(parts: impl Iterator<Item = &'a Figures>) -> Figures {
-        let (mut tally, mut tokens) = (Tally::default(), 0);
+        let (mut tally, mut tokens) = (LossTally::default(), 0);
         for part in parts {
             tokens += part.tokens;
             tally.nll.extend_from_slice(&part.nll);
@@ -171,17 +171,17 @@ impl Figures {
 }
 
 /// Logits of one position with their log-sum-exp.
-struct Row<'a> {
+struct ScoredRow<'a> {
     logits: &'a [f32],
     log_sum: f64,
 }
 
-impl<'a> Row<'a> {
+impl<'a> ScoredRow<'a> {
     /// Fails if a logit is NaN or infinite, since the row then has no probabilities.
     fn new(logits: &'a [f32]) -> Result<Self> {
         let log_sum = math::log_sum_exp(logits);
         ensure!(log_sum.is_finite(), Fault::damaged("the model gave a logit that is not a number"));
-        Ok(Row { logits, log_sum })
+        Ok(ScoredRow { logits, log_sum })
     }
 
     /// Returns the most likely token; the lowest id on a tie.
@@ -202,7 +202,7 @@ fn walk(
     mut reference: Option<&mut dyn Engine>,
     task: EvalTask<'_>,
     progress: &mut dyn FnMut(usize),
-    each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
+    each: &mut dyn FnMut(&[ScoredRow<'_>], Option<Token>),
 ) -> Result<()> {
     let info = engine.info();
     let is_shown = |id: Token| info.images.as_ref().is_some_and(|images| images.name(id).is_some());
@@ -238,7 +238,7 @@ fn walk(
             }
             let sides = if reference.is_some() { 2 } else { 1 };
             for i in 0..tokens.len() {
-                let rows = scores[..sides].iter().map(|s| Row::new(s.row(i)));
+                let rows = scores[..sides].iter().map(|s| ScoredRow::new(s.row(i)));
                 let rows = rows.collect::<Result<Vec<_>>>()?;
                 let at = start + i;
                 let is_scored = |next: &Token| at >= task.skip && !is_place(*next);
@@ -259,13 +259,13 @@ fn pass(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Resul
 }
 
 #[derive(Default)]
-struct Tally {
+struct LossTally {
     nll: Vec<f64>,
     top1: Vec<Token>,
 }
 
-impl Tally {
-    fn take(&mut self, row: &Row<'_>, next: Option<Token>) {
+impl LossTally {
+    fn take(&mut self, row: &ScoredRow<'_>, next: Option<Token>) {
         self.top1.push(row.best());
         self.nll.extend(next.map(|token| row.nll(token)));
     }
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn an_infinite_perplexity_is_an_error() {
-        let finite = |nll: f64| Tally { nll: vec![nll; 3], top1: vec![0] }.finite(4);
+        let finite = |nll: f64| LossTally { nll: vec![nll; 3], top1: vec![0] }.finite(4);
         assert_eq!(finite(1.0).unwrap().perplexity, 1f64.exp());
         for nll in [f64::INFINITY, 800.0] {
             let error = finite(nll).unwrap_err().to_string();

@@ -17,7 +17,7 @@ impl Progress {
     /// Wraps a matrix so that its sources count the bytes they read.
     pub fn counted<'a>(&'a self, matrix: StoredMatrix<'a>) -> StoredMatrix<'a> {
         let counted =
-            |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
+            |source| -> Box<dyn Source + 'a> { Box::new(CountedSource { source, progress: self }) };
         StoredMatrix { codes: counted(matrix.codes), side: matrix.side.map(counted), ..matrix }
     }
 }
@@ -39,12 +39,12 @@ fn stored_bytes(matrix: &StoredMatrix<'_>) -> usize {
     matrix.code_bytes() + matrix.side_bytes()
 }
 
-struct Counted<'a> {
+struct CountedSource<'a> {
     source: Box<dyn Source + 'a>,
     progress: &'a Progress,
 }
 
-impl Source for Counted<'_> {
+impl Source for CountedSource<'_> {
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         self.source.read_at(at, out)?;
         self.progress.add(out.len());

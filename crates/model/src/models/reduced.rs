@@ -26,7 +26,7 @@ const NONE: u32 = u32::MAX;
 
 /// Contents of the file.
 #[derive(Debug, Deserialize)]
-struct Stored {
+struct ReducedFile {
     tokenizer: Fingerprint,
     /// Most rows of one spelled token
     parts: usize,
@@ -70,7 +70,7 @@ impl ReducedVocabulary {
         let bad = |what: String| {
             Fault::model(what).help("fetch the draft model again, or convert it again")
         };
-        let stored: Stored = serde_json::from_slice(bytes)
+        let stored: ReducedFile = serde_json::from_slice(bytes)
             .map_err(|e| bad(format!("this is not the vocabulary of a draft model: {e}")))?;
         let mut tokens = Vec::with_capacity(stored.steps.len());
         for (row, step) in stored.steps.iter().enumerate() {

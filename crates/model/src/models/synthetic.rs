@@ -20,12 +20,12 @@ pub(super) struct Synthetic {
 }
 
 /// A stream of 64-bit numbers (splitmix64).
-struct Stream(u64);
+struct RandomStream(u64);
 
 /// Increment of a stream's state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Stream {
+impl RandomStream {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -34,8 +34,8 @@ impl Stream {
     }
 
     /// Returns the stream without its first `n` numbers.
-    fn skip(self, n: usize) -> Stream {
-        Stream(self.0.wrapping_add((n as u64).wrapping_mul(STEP)))
+    fn skip(self, n: usize) -> RandomStream {
+        RandomStream(self.0.wrapping_add((n as u64).wrapping_mul(STEP)))
     }
 
     /// Returns a number uniform in -1..1.
@@ -60,9 +60,10 @@ impl Synthetic {
         self.formats[&(role, layer)]
     }
 
-    fn stream(&self, role: Role, layer: usize, row: usize) -> Stream {
-        let mut mix = Stream(self.seed ^ (role as u64) << 56 ^ (layer as u64) << 40 ^ row as u64);
-        Stream(mix.next())
+    fn stream(&self, role: Role, layer: usize, row: usize) -> RandomStream {
+        let mut mix =
+            RandomStream(self.seed ^ (role as u64) << 56 ^ (layer as u64) << 40 ^ row as u64);
+        RandomStream(mix.next())
     }
 
     /// Generates uniform weights of variance 1 / cols, so that activations neither vanish nor
@@ -107,7 +108,7 @@ impl Synthetic {
             Values::Grid(grid) => grid.deviation() * grid.unit * f32::sqrt(3.0),
             Values::Float => 1.0,
         };
-        let codes = Codes {
+        let codes = SyntheticCodes {
             weights: self,
             tensor: (role, layer),
             code: format.code,
@@ -115,7 +116,7 @@ impl Synthetic {
             limit,
         };
         let stream = self.stream(role, layer, rows).0;
-        let side = Side { stream, kind, unit: limit / largest, least: -limit };
+        let side = SyntheticSide { stream, kind, unit: limit / largest, least: -limit };
         Ok(StoredMatrix { format, rows, cols, codes: Box::new(codes), side: Some(Box::new(side)) })
     }
 
@@ -127,7 +128,7 @@ impl Synthetic {
 }
 
 /// Codes of a matrix. Each row has its own stream of random numbers.
-struct Codes<'a> {
+struct SyntheticCodes<'a> {
     weights: &'a Synthetic,
     tensor: (Role, usize),
     code: Code,
@@ -135,7 +136,7 @@ struct Codes<'a> {
     limit: f32,
 }
 
-impl Source for Codes<'_> {
+impl Source for SyntheticCodes<'_> {
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         let (mut at, mut out) = (at, out);
         while !out.is_empty() {
@@ -156,18 +157,18 @@ impl Source for Codes<'_> {
 }
 
 /// Side of a matrix. Scales vary a little, so that tests catch a kernel that mixes them up.
-struct Side {
+struct SyntheticSide {
     stream: u64,
     kind: SideKind,
     unit: f32,
     least: f32,
 }
 
-impl Source for Side {
+impl Source for SyntheticSide {
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
         let draws = if self.kind.groups() > 1 { 4 } else { 1 };
         let bytes = self.kind.bytes().max(1);
-        let mut stream = Stream(self.stream).skip(at / bytes * draws);
+        let mut stream = RandomStream(self.stream).skip(at / bytes * draws);
         let (mut from, mut out) = (at % bytes, out);
         while !out.is_empty() {
             let element = self.element(&mut stream);
@@ -179,9 +180,9 @@ impl Source for Side {
     }
 }
 
-impl Side {
+impl SyntheticSide {
     /// Generates an element. Its minima make the mean weight of each group 0.
-    fn element(&self, stream: &mut Stream) -> [u8; side::BYTES] {
+    fn element(&self, stream: &mut RandomStream) -> [u8; side::BYTES] {
         let mut element = [0; side::BYTES];
         let spread = 1.0 + 0.25 * stream.unit();
         if self.kind.groups() > 1 {
@@ -232,7 +233,7 @@ fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [
 }
 
 /// Fills part of a row of codes, from byte `at`.
-fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
+fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: RandomStream) {
     match code {
         Code::F32 => {
             let mut stream = stream.skip(at / 4);

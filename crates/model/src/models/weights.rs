@@ -7,7 +7,7 @@ use super::images::{Images, Sight};
 use super::progress::Progress;
 use super::synthetic::Synthetic;
 use super::{Config, Role, TensorSpec};
-use crate::checkpoint::{Checkpoint, Kind, Stored, is_weight};
+use crate::checkpoint::{Checkpoint, Stored, TensorStorage, is_weight};
 use anyhow::Result;
 use gemma_base::error::Fault;
 use gemma_base::tensor::{Format, Matrix, StoredMatrix, Token};
@@ -46,7 +46,7 @@ const FREQUENCIES: [&str; 2] = ["rotary_emb.inv_freq", "rope_freqs.weight"];
 pub struct Weights {
     config: Config,
     tensors: Vec<TensorSpec>,
-    source: Source,
+    source: WeightSource,
     notes: Vec<String>,
     /// A draft model that is loaded next to it.
     assistant: Option<Box<Weights>>,
@@ -55,7 +55,7 @@ pub struct Weights {
 }
 
 #[derive(Debug)]
-enum Source {
+enum WeightSource {
     Files { checkpoint: Box<Checkpoint>, prefix: &'static str, head: Option<&'static str> },
     Synthetic(Synthetic),
 }
@@ -71,7 +71,7 @@ impl Weights {
         settle_vocab(&checkpoint, prefix, &mut config, &mut notes)?;
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
         let tensors = config.tensors(head.is_some());
-        let source = Source::Files { checkpoint: checkpoint.into(), prefix, head };
+        let source = WeightSource::Files { checkpoint: checkpoint.into(), prefix, head };
         let (assistant, sight, progress) = Default::default();
         Weights { config, tensors, source, notes, assistant, sight, progress }.check_all(stored)
     }
@@ -88,7 +88,7 @@ impl Weights {
         seed: u64,
     ) -> Weights {
         let tensors = config.tensors(false);
-        let source = Source::Synthetic(Synthetic::new(&tensors, format_of, seed));
+        let source = WeightSource::Synthetic(Synthetic::new(&tensors, format_of, seed));
         let (notes, assistant, sight, progress) = Default::default();
         Weights { config, tensors, source, notes, assistant, sight, progress }
     }
@@ -137,8 +137,8 @@ impl Weights {
     /// Returns the files of the weights; `None` for random ones.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
-            Source::Files { checkpoint, .. } => Some(checkpoint),
-            Source::Synthetic(_) => None,
+            WeightSource::Files { checkpoint, .. } => Some(checkpoint),
+            WeightSource::Synthetic(_) => None,
         }
     }
 
@@ -150,7 +150,7 @@ impl Weights {
     /// Returns whether the output head is a separate matrix ([`Role::Head`]) instead of the
     /// embedding table.
     pub fn has_own_head(&self) -> bool {
-        matches!(self.source, Source::Files { head: Some(_), .. })
+        matches!(self.source, WeightSource::Files { head: Some(_), .. })
     }
 
     /// Returns every tensor of the model in the order of the forward pass.
@@ -172,8 +172,8 @@ impl Weights {
     /// Returns the name of a tensor in the checkpoint; for random weights, the name it would have.
     pub fn name(&self, role: Role, layer: usize) -> String {
         let (prefix, head) = match &self.source {
-            Source::Files { prefix, head, .. } => (*prefix, *head),
-            Source::Synthetic(_) => ("model.", None),
+            WeightSource::Files { prefix, head, .. } => (*prefix, *head),
+            WeightSource::Synthetic(_) => ("model.", None),
         };
         name_of(role, layer, prefix, head)
     }
@@ -181,8 +181,8 @@ impl Weights {
     /// Returns the format in which [`Weights::matrix`] returns a matrix, without loading it.
     pub fn format(&self, role: Role, layer: usize) -> Result<Format> {
         match &self.source {
-            Source::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
-            Source::Files { checkpoint, .. } => {
+            WeightSource::Synthetic(synthetic) => Ok(synthetic.format(role, layer)),
+            WeightSource::Files { checkpoint, .. } => {
                 let name = self.name(role, layer);
                 checkpoint.format(&name).ok_or_else(|| {
                     Fault::model(format!("{}: tensor `{name}` is missing", checkpoint.name()))
@@ -197,8 +197,8 @@ impl Weights {
         assert!(role.is_matrix(), "{role:?} is not a matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         match &self.source {
-            Source::Synthetic(synthetic) => synthetic.matrix(role, layer, rows, cols),
-            Source::Files { checkpoint, .. } => {
+            WeightSource::Synthetic(synthetic) => synthetic.matrix(role, layer, rows, cols),
+            WeightSource::Files { checkpoint, .. } => {
                 checkpoint.matrix(&self.name(role, layer)).map(|m| first_rows(m, rows))
             }
         }
@@ -209,9 +209,9 @@ impl Weights {
         assert!(role.is_matrix(), "{role:?} is not a matrix");
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
         let matrix = match &self.source {
-            Source::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols)?,
+            WeightSource::Synthetic(synthetic) => synthetic.stored(role, layer, rows, cols)?,
             // Without padding rows, which come last.
-            Source::Files { checkpoint, .. } => {
+            WeightSource::Files { checkpoint, .. } => {
                 let matrix = checkpoint.stored_matrix(&self.name(role, layer))?;
                 StoredMatrix { rows: rows.min(matrix.rows), ..matrix }
             }
@@ -231,8 +231,8 @@ impl Weights {
     pub fn vector(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         assert!(!role.is_matrix(), "{role:?} is not a vector");
         let cols = self.tensor(role, layer).cols;
-        let Source::Files { checkpoint, .. } = &self.source else {
-            let Source::Synthetic(synthetic) = &self.source else { unreachable!() };
+        let WeightSource::Files { checkpoint, .. } = &self.source else {
+            let WeightSource::Synthetic(synthetic) = &self.source else { unreachable!() };
             return Ok(synthetic.vector(role, layer, cols));
         };
         let name = self.name(role, layer);
@@ -256,7 +256,7 @@ impl Weights {
 
     /// Checks that all tensors exist with the right shapes, and no others.
     fn check_all(self, stored: Vec<Stored>) -> Result<Weights> {
-        let Source::Files { checkpoint, .. } = &self.source else { return Ok(self) };
+        let WeightSource::Files { checkpoint, .. } = &self.source else { return Ok(self) };
         let shown = checkpoint.name();
         let (mut missing, mut expected) = (Vec::new(), std::collections::HashSet::new());
         for spec in &self.tensors {
@@ -312,7 +312,7 @@ fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
         Role::Embed | Role::Head => {
             matches!(tensor.shape[..], [r, c] if r >= rows && c == cols)
         }
-        _ if matches!(tensor.kind, Kind::Packed(_)) => {
+        _ if matches!(tensor.kind, TensorStorage::Packed(_)) => {
             tensor.shape == [rows, cols] || tensor.shape == spec.shape()
         }
         _ => tensor.shape == spec.shape(),
@@ -327,7 +327,7 @@ fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
             ));
     }
     match tensor.kind {
-        Kind::Plain(dtype) if !is_weight(dtype) => Err(bad(format!("has dtype {dtype}"))
+        TensorStorage::Plain(dtype) if !is_weight(dtype) => Err(bad(format!("has dtype {dtype}"))
             .help("weights must be BF16, F16 or F32: use the original checkpoint")),
         _ => Ok(()),
     }

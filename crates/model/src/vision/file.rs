@@ -4,7 +4,7 @@
 //! converted to f32 one at a time, when they are used.
 
 use super::resize::CHANNELS;
-use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
+use crate::checkpoint::{Checkpoint, Dtype, TensorStorage, TensorView};
 use anyhow::{Context, Result};
 use candle_core::{Device, Tensor};
 use gemma_base::compute::dense::DenseValues;
@@ -140,14 +140,14 @@ impl TowerFile {
         let Some(stored) = self.checkpoint.lookup(&name) else {
             return Err(self.bad(&name, "is missing"));
         };
-        let is_flat = stored.shape.len() == 2 || matches!(stored.kind, Kind::Plain(_));
+        let is_flat = stored.shape.len() == 2 || matches!(stored.kind, TensorStorage::Plain(_));
         let fits = stored.shape.first() == Some(&rows)
             && stored.shape[1..].iter().try_fold(1usize, |n, d| n.checked_mul(*d)) == Some(cols);
         if !fits || !is_flat {
             let what = format!("has the shape {:?}, not [{rows}, {cols}]", stored.shape);
             return Err(self.bad(&name, what));
         }
-        if let Kind::Plain(_) = stored.kind {
+        if let TensorStorage::Plain(_) = stored.kind {
             self.check_floats(&name, self.view(&name)?)?;
         }
         Ok(Dense { name, rows, cols, pixels: None })
@@ -213,7 +213,7 @@ impl TowerFile {
         let pieces = out.par_chunks_mut(piece * cols).enumerate();
         let stored = self.checkpoint.lookup(&dense.name).context("its tensor is there")?;
         match stored.kind {
-            Kind::Plain(_) => {
+            TensorStorage::Plain(_) => {
                 let view = self.view(&dense.name)?;
                 pieces.try_for_each(|(i, out)| {
                     let start = i * piece * cols;
@@ -223,7 +223,7 @@ impl TowerFile {
                     Ok::<(), anyhow::Error>(())
                 })?;
             }
-            Kind::Packed(_) => {
+            TensorStorage::Packed(_) => {
                 let matrix = self.checkpoint.matrix(&dense.name)?;
                 pieces.for_each(|(i, out)| {
                     for (row, out) in out.chunks_exact_mut(cols).enumerate() {

@@ -27,7 +27,7 @@ const NORMS: [&str; 4] = [
 ];
 
 #[derive(Debug)]
-struct Layer {
+struct Gemma4Layer {
     norms: [Vec<f32>; 4],
     q_norm: Vec<f32>,
     k_norm: Vec<f32>,
@@ -52,7 +52,7 @@ pub struct Gemma4Tower {
     pool: usize,
     positions: usize,
     patch: LinearLayer, // [width, patch * patch * 3]
-    layers: Vec<Layer>,
+    layers: Vec<Gemma4Layer>,
     /// Bias and scale of pooled values.
     standard: Option<[Vec<f32>; 2]>,
     projector: Dense, // [embedding, width]
@@ -119,7 +119,7 @@ impl Gemma4Tower {
         heads: DenseHeads,
         clips: bool,
         i: usize,
-    ) -> Result<Layer> {
+    ) -> Result<Gemma4Layer> {
         let name = |part: &str| format!("encoder.layers.{i}.{part}");
         let norm = |part: &str, width: usize| {
             file.floats(Component::Tower, &name(&format!("{part}.weight")), &[width])
@@ -143,7 +143,7 @@ impl Gemma4Tower {
         let (width, hidden) = (shape.width, shape.hidden);
         let (query, keys) = (heads.queries * heads.dim, heads.keys * heads.dim);
         let [first, second, third, fourth] = NORMS.map(|part| norm(part, width));
-        Ok(Layer {
+        Ok(Gemma4Layer {
             norms: [first?, second?, third?, fourth?],
             q_norm: norm("self_attn.q_norm", heads.dim)?,
             k_norm: norm("self_attn.k_norm", heads.dim)?,

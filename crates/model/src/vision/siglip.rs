@@ -19,7 +19,7 @@ const MARKS: Marks =
 const MOST_PIXELS: usize = 4096;
 
 #[derive(Debug)]
-struct Layer {
+struct SigLipLayer {
     norms: [BiasedNorm; 2],
     q: LinearLayer,
     k: LinearLayer,
@@ -40,7 +40,7 @@ pub struct SigLip {
     /// Side of the square of patches that form a soft token.
     pool: usize,
     patch: LinearLayer, // [width, 3 * patch * patch], by channel
-    layers: Vec<Layer>,
+    layers: Vec<SigLipLayer>,
     last_norm: BiasedNorm,
     /// Factors of the norm before the projection, including the 1 of Gemma 3's norms.
     soft_norm: Vec<f32>,
@@ -111,11 +111,11 @@ impl SigLip {
         Ok((file, tower))
     }
 
-    fn layer(file: &TowerFile, shape: &TowerShape, i: usize) -> Result<Layer> {
+    fn layer(file: &TowerFile, shape: &TowerShape, i: usize) -> Result<SigLipLayer> {
         let (width, hidden) = (shape.width, shape.hidden);
         let name = |part: &str| format!("encoder.layers.{i}.{part}");
         let linear = |part: &str, rows, cols| LinearLayer::with_bias(file, &name(part), rows, cols);
-        Ok(Layer {
+        Ok(SigLipLayer {
             norms: [
                 file.norm(&name("layer_norm1"), width)?,
                 file.norm(&name("layer_norm2"), width)?,

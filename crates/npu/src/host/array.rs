@@ -6,8 +6,8 @@
 //! remain for the next command.
 
 use super::Core;
-use crate::layout::{OBJECT, PAIR, PAIRS, Shape};
-use crate::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
+use crate::layout::{KernelShape, OBJECT, PAIR, PAIRS};
+use crate::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, TransactionOp};
 
 /// Memory that the device can access.
 pub trait Memory {
@@ -63,7 +63,7 @@ impl CoreState {
 }
 
 /// A pair of cores with its two channels.
-struct Lane {
+struct CorePair {
     cores: [CoreState; PAIR],
     /// Input bytes that no core has read yet.
     input: Vec<u8>,
@@ -72,13 +72,13 @@ struct Lane {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Slot {
+struct DescriptorSlot {
     descriptor: Option<Descriptor>,
     address: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
-struct Task {
+struct QueuedTask {
     id: u8,
     descriptor: Descriptor,
     address: u64,
@@ -87,19 +87,19 @@ struct Task {
 
 /// The array, with the kernel on its cores.
 pub struct Array {
-    shape: Shape,
-    lanes: Vec<Lane>, // [PAIRS]
-    slots: [[Slot; BDS]; MAX_COLUMNS],
+    shape: KernelShape,
+    lanes: Vec<CorePair>, // [PAIRS]
+    slots: [[DescriptorSlot; BDS]; MAX_COLUMNS],
     /// Tasks with completion tokens that were not waited for, in order.
-    flying: Vec<(Channel, Task)>,
+    flying: Vec<(Channel, QueuedTask)>,
 }
 
 impl Array {
-    pub fn new(shape: Shape, core: &mut dyn FnMut() -> Box<dyn Core>) -> Array {
+    pub fn new(shape: KernelShape, core: &mut dyn FnMut() -> Box<dyn Core>) -> Array {
         let mut state =
             || CoreState { core: core(), expects: Expects::Header, results: Vec::new() };
         let lanes = (0..PAIRS)
-            .map(|_| Lane { cores: [state(), state()], input: Vec::new(), output: Vec::new() })
+            .map(|_| CorePair { cores: [state(), state()], input: Vec::new(), output: Vec::new() })
             .collect();
         Array { shape, lanes, slots: Default::default(), flying: Vec::new() }
     }
@@ -108,16 +108,16 @@ impl Array {
     pub fn run(
         &mut self,
         columns: usize,
-        ops: &[Op],
+        ops: &[TransactionOp],
         arguments: &[u64],
         memory: &mut dyn Memory,
     ) -> Result<(), Trouble> {
         for op in ops {
             match *op {
-                Op::Tokens(channel) => within(channel.column, columns)?,
-                Op::Write(descriptor) => {
+                TransactionOp::Tokens(channel) => within(channel.column, columns)?,
+                TransactionOp::Write(descriptor) => {
                     within(descriptor.column, columns)?;
-                    let busy = |(c, t): &(Channel, Task)| {
+                    let busy = |(c, t): &(Channel, QueuedTask)| {
                         c.column == descriptor.column && t.id == descriptor.id
                     };
                     if self.flying.iter().any(busy) {
@@ -127,30 +127,30 @@ impl Array {
                         )));
                     }
                     *self.slot(descriptor.column, descriptor.id) =
-                        Slot { descriptor: Some(descriptor), address: None };
+                        DescriptorSlot { descriptor: Some(descriptor), address: None };
                 }
-                Op::Patch { column, id, argument, offset } => {
+                TransactionOp::Patch { column, id, argument, offset } => {
                     within(column, columns)?;
                     let Some(base) = arguments.get(argument as usize) else {
                         return Err(Abort(format!("argument {argument} of {}", arguments.len())));
                     };
                     self.slot(column, id).address = base.checked_add(offset as u64);
                 }
-                Op::Push { channel, id, runs } => {
+                TransactionOp::Push { channel, id, runs } => {
                     within(channel.column, columns)?;
                     self.push(channel, id, runs, memory)?;
                 }
-                Op::Wait(channel) => self.wait(channel, memory)?,
+                TransactionOp::Wait(channel) => self.wait(channel, memory)?,
             }
         }
         Ok(())
     }
 
-    fn slot(&mut self, column: u8, id: u8) -> &mut Slot {
+    fn slot(&mut self, column: u8, id: u8) -> &mut DescriptorSlot {
         &mut self.slots[column as usize][id as usize]
     }
 
-    fn lane(&mut self, channel: Channel) -> &mut Lane {
+    fn lane(&mut self, channel: Channel) -> &mut CorePair {
         &mut self.lanes[channel.column as usize * 2 + channel.index as usize]
     }
 
@@ -161,7 +161,7 @@ impl Array {
         runs: usize,
         memory: &mut dyn Memory,
     ) -> Result<(), Trouble> {
-        let Slot { descriptor: Some(descriptor), address: Some(address) } =
+        let DescriptorSlot { descriptor: Some(descriptor), address: Some(address) } =
             *self.slot(channel.column, id)
         else {
             return Err(Abort(format!("descriptor {id} has no length or no address")));
@@ -169,7 +169,7 @@ impl Array {
         if self.flying.iter().filter(|(c, _)| *c == channel).count() == 4 {
             return Err(Abort("the queue holds four tasks".into()));
         }
-        let task = Task { id, descriptor, address, runs };
+        let task = QueuedTask { id, descriptor, address, runs };
         if channel.direction == Direction::FromMemory {
             for at in task.addresses() {
                 let Some(bytes) = memory.read(at, descriptor.length) else {
@@ -212,7 +212,7 @@ impl Array {
     }
 }
 
-impl Task {
+impl QueuedTask {
     /// Returns the address of each run. After the last iteration, addresses start from the first
     /// again.
     fn addresses(self) -> impl Iterator<Item = u64> {
@@ -222,9 +222,9 @@ impl Task {
     }
 }
 
-impl Lane {
+impl CorePair {
     /// Passes whole objects to the cores in alternation.
-    fn consume(&mut self, shape: Shape) {
+    fn consume(&mut self, shape: KernelShape) {
         let pairs = self.input.len() / (PAIR * OBJECT);
         for (i, object) in self.input[..pairs * PAIR * OBJECT].chunks_exact(OBJECT).enumerate() {
             self.cores[i % PAIR].consume(object, shape.out_bytes());

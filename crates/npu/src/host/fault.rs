@@ -1,6 +1,6 @@
 //! Injected faults of the host model: one kind of fault, from a given command on.
 
-use super::Buffers;
+use super::AccelBuffers;
 use super::array::Memory;
 
 /// Kind of a fault.
@@ -63,7 +63,7 @@ impl std::str::FromStr for NpuFault {
 }
 
 /// Multiplies every eleventh output of the first core by 1.25.
-pub(super) fn damage(buffers: &mut Buffers, results: u64) {
+pub(super) fn damage(buffers: &mut AccelBuffers, results: u64) {
     for i in (0..4096u64).step_by(11) {
         let at = results + 4 * i;
         let Some(value) =

@@ -12,7 +12,7 @@ pub use fault::{FaultKind, NpuFault};
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::command::{self, Command, State};
-use super::layout::{ABI, Shape};
+use super::layout::{ABI, KernelShape};
 pub use super::twin::Core;
 use super::twin::Twin;
 use super::txn::{self, MAX_COLUMNS};
@@ -47,7 +47,7 @@ impl OpenHandles {
     }
 }
 
-struct Buffer {
+struct AccelBuffer {
     kind: BoKind,
     address: u64,
     /// Content as the host sees it, and content as the device sees it.
@@ -56,14 +56,14 @@ struct Buffer {
 }
 
 #[derive(Default)]
-struct Buffers {
-    list: BTreeMap<u32, Buffer>,
+struct AccelBuffers {
+    list: BTreeMap<u32, AccelBuffer>,
     next: u32,
     next_share: u64,
     heap_used: usize,
 }
 
-impl Buffers {
+impl AccelBuffers {
     /// Returns the buffer that contains these bytes, and their offset in it. Command packets are
     /// excluded, because the array cannot access them.
     fn find(&self, address: u64, bytes: usize) -> Option<(u32, usize)> {
@@ -75,7 +75,7 @@ impl Buffers {
     }
 }
 
-impl Memory for Buffers {
+impl Memory for AccelBuffers {
     fn read(&self, address: u64, bytes: usize) -> Option<&[u8]> {
         let (handle, at) = self.find(address, bytes)?;
         Some(&self.list[&handle].device[at..at + bytes])
@@ -97,11 +97,11 @@ struct Context {
 }
 
 /// Creates the kernel of one core.
-pub type CoreMaker = Arc<dyn Fn(Shape) -> Box<dyn Core> + Send + std::marker::Sync>;
+pub type CoreMaker = Arc<dyn Fn(KernelShape) -> Box<dyn Core> + Send + std::marker::Sync>;
 
 /// Options of the model.
 #[derive(Clone, Default)]
-pub struct ModelOptions {
+pub struct HostModelOptions {
     /// The kernel of each core; `None` for the Rust twin.
     pub core: Option<CoreMaker>,
     pub fault: Option<NpuFault>,
@@ -113,8 +113,8 @@ pub struct ModelOptions {
 
 /// The model of a device.
 pub struct HostModelAccel {
-    options: ModelOptions,
-    buffers: Buffers,
+    options: HostModelOptions,
+    buffers: AccelBuffers,
     contexts: BTreeMap<u32, Context>,
     next_context: u32,
     commands: u64,
@@ -124,10 +124,10 @@ pub struct HostModelAccel {
 }
 
 impl HostModelAccel {
-    pub fn new(options: ModelOptions) -> HostModelAccel {
+    pub fn new(options: HostModelOptions) -> HostModelAccel {
         HostModelAccel {
             options,
-            buffers: Buffers { next: 1, next_share: SHARE_ADDRESS, ..Buffers::default() },
+            buffers: AccelBuffers { next: 1, next_share: SHARE_ADDRESS, ..AccelBuffers::default() },
             contexts: BTreeMap::new(),
             next_context: 1,
             commands: 0,
@@ -138,7 +138,7 @@ impl HostModelAccel {
     }
 
     /// Returns an xclbin file for the model, with the kernel of this shape on all columns.
-    pub fn xclbin(shape: Shape) -> Vec<u8> {
+    pub fn xclbin(shape: KernelShape) -> Vec<u8> {
         let image =
             [IMAGE.as_slice(), &ABI.to_le_bytes(), &(shape.head_dim as u32).to_le_bytes()].concat();
         xclbin::build(&xclbin::Partition { columns: MAX_COLUMNS, image: &image, kernel_id: 0x901 })
@@ -256,9 +256,10 @@ impl Accel for HostModelAccel {
         // The heap is only address space: device buffers have their own bytes.
         let is_empty = kind == BoKind::Heap || kind == BoKind::Share && self.options.is_dry;
         let held = if is_empty { 0 } else { size };
-        self.buffers
-            .list
-            .insert(handle, Buffer { kind, address, host: vec![0; held], device: vec![0; held] });
+        self.buffers.list.insert(
+            handle,
+            AccelBuffer { kind, address, host: vec![0; held], device: vec![0; held] },
+        );
         self.open.buffers.fetch_add(1, Ordering::SeqCst);
         Ok(Bo { handle, kind, bytes, address })
     }
@@ -327,7 +328,7 @@ impl Accel for HostModelAccel {
         let (name, rest) = buffer.device.split_at_checked(IMAGE.len()).ok_or_else(refused)?;
         let [abi, head_dim] =
             [0, 4].map(|at| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes")));
-        let shape = Shape::new(head_dim as usize)
+        let shape = KernelShape::new(head_dim as usize)
             .filter(|_| name == IMAGE && abi == ABI)
             .ok_or_else(refused)?;
         context.array = Some(Array::new(shape, &mut || match &self.options.core {

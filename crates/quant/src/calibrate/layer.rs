@@ -27,7 +27,7 @@ const DECODE: usize = 4096;
 const ROW: usize = 4096;
 
 /// Outputs of one step, which are the inputs of the next: f32 `[tokens, width]` each.
-type Values = Vec<Vec<f32>>;
+type StepOutputs = Vec<Vec<f32>>;
 
 /// Returns the step of a layer that reads a matrix.
 pub fn step_of(steps: &[Step], role: Role) -> Result<usize> {
@@ -117,7 +117,7 @@ impl<'a> Layer<'a> {
 
     /// Runs some steps of the layer on the residual stream `x` `[tokens, dim]`. The first of them
     /// must read only the stream. Returns the outputs of the last one.
-    pub fn run(&self, steps: Range<usize>, x: &mut [f32]) -> Result<Values> {
+    pub fn run(&self, steps: Range<usize>, x: &mut [f32]) -> Result<StepOutputs> {
         let mut values = Vec::new();
         for step in &self.steps[steps] {
             values = self.step(step, values, x)?;
@@ -130,7 +130,7 @@ impl<'a> Layer<'a> {
         self.run(0..self.steps.len(), x).map(|_| ())
     }
 
-    fn step(&self, step: &Step, mut input: Values, x: &mut [f32]) -> Result<Values> {
+    fn step(&self, step: &Step, mut input: StepOutputs, x: &mut [f32]) -> Result<StepOutputs> {
         Ok(match step {
             Step::Norm(role) => vec![self.norm(*role, x)],
             Step::Linear(_, matrices) => matrices

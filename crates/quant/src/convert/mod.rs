@@ -21,9 +21,9 @@ use super::solver::{Nearest, Solver};
 use super::verify::verify;
 use super::{QuantizeOptions, Recipe};
 use anyhow::{Context, Result};
-use gemma_base::error::{Fault, Kind as FaultKind, fault_of};
+use gemma_base::error::{Fault, Kind, fault_of};
 use gemma_base::util::{hex, threads};
-use gemma_model::checkpoint::{Checkpoint, Kind};
+use gemma_model::checkpoint::{Checkpoint, TensorStorage};
 use gemma_model::models::Weights;
 use journal::{FinishedTensor, Journal, JournalHeader, JournalState, count, other_run, places};
 use resume::BegunTensor;
@@ -113,7 +113,7 @@ pub fn run(
     let header = JournalHeader::new(checkpoint, plan, options)?;
     let (journal, found) =
         Journal::open(&staging.journal(), &header, &plan.layout, options.restart)?;
-    let mut run = Run {
+    let mut run = ConversionRun {
         source,
         plan,
         options,
@@ -138,7 +138,7 @@ pub fn run(
             Ok(report)
         }
         Err(error) => {
-            let source_is_bad = fault_of(&error).is_some_and(|f| f.kind == FaultKind::Model);
+            let source_is_bad = fault_of(&error).is_some_and(|f| f.kind == Kind::Model);
             if source_is_bad || count(&staging.journal()).is_none() {
                 staging.discard();
             }
@@ -169,7 +169,7 @@ pub fn check_source(
     options: &QuantizeOptions,
 ) -> Result<()> {
     let again = |e: &&TensorPlan| match checkpoint.lookup(&e.name).map(|s| s.kind) {
-        Some(Kind::Packed(format)) => e.target != TargetFormat::Format(format),
+        Some(TensorStorage::Packed(format)) => e.target != TargetFormat::Format(format),
         _ => false,
     };
     match plan.layout.entries.iter().find(again) {
@@ -188,7 +188,7 @@ pub fn check_source(
 }
 
 /// State of a run.
-struct Run<'a> {
+struct ConversionRun<'a> {
     source: &'a Weights,
     plan: &'a QuantPlan,
     options: &'a QuantizeOptions,
@@ -204,7 +204,7 @@ struct Run<'a> {
     saved: Instant,
 }
 
-impl Run<'_> {
+impl ConversionRun<'_> {
     fn all(
         &mut self,
         header: &JournalHeader,

@@ -1,7 +1,7 @@
 //! Checks before an interrupted run resumes: compares finished tensors and rows with the journal,
 //! and the source with its earlier state.
 
-use super::Run;
+use super::ConversionRun;
 use super::journal::{FinishedRows, FinishedTensor, JournalHeader, other_run};
 use super::sink::WrittenRows;
 use super::source::SourceTensor;
@@ -42,7 +42,7 @@ impl AddAssign<(f64, f64)> for ErrorSums {
     }
 }
 
-impl Run<'_> {
+impl ConversionRun<'_> {
     /// Returns whether the source is the same as when `header` was written. A different stamp alone
     /// is not a change, because a new link or new permissions also change it.
     pub(super) fn is_source_unchanged(

@@ -6,7 +6,7 @@ use crate::layout::TensorPlan;
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
 use gemma_base::tensor::Matrix;
-use gemma_model::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
+use gemma_model::checkpoint::{Checkpoint, Dtype, TensorStorage, TensorView};
 use gemma_model::models::Weights;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -35,11 +35,13 @@ impl<'a> SourceTensor<'a> {
     pub fn open(source: &'a Weights, entry: &'a TensorPlan) -> Result<Self> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
-            Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
-            Some(Kind::Packed(_)) if entry.role.is_matrix() => {
+            Some(TensorStorage::Plain(dtype)) => {
+                Ok(SourceTensor::Plain { checkpoint, entry, dtype })
+            }
+            Some(TensorStorage::Packed(_)) if entry.role.is_matrix() => {
                 Ok(SourceTensor::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
-            Some(Kind::Packed(_)) => {
+            Some(TensorStorage::Packed(_)) => {
                 Ok(SourceTensor::Packed { entry, matrix: checkpoint.matrix(&entry.name)? })
             }
             None => Err(Fault::model(format!("tensor `{}` went missing", entry.name)).into()),

@@ -3,7 +3,7 @@
 //! With it, a resumed run does not compute the layers up to there again. The file begins with a
 //! line of JSON, followed by little-endian f32 values.
 
-use super::Run;
+use super::ConversionRun;
 use super::journal::FinishedTensor;
 use super::staging::{StagedFile, check_space, open_staged};
 use anyhow::{Context, Result};
@@ -21,13 +21,14 @@ const LONGEST_LINE: u64 = 1 << 10;
 #[derive(Serialize, Deserialize)]
 struct StateHeader {
     layer: usize,
-    /// SHA-256 of the solver's name and of the finished tensors, as [`Run::basis`] returns it.
+    /// SHA-256 of the solver's name and of the finished tensors. [`ConversionRun::basis`] returns
+    /// it.
     basis: String,
     /// SHA-256 of the values.
     sha256: String,
 }
 
-impl Run<'_> {
+impl ConversionRun<'_> {
     /// Saves the solver's state after `layer`. The last entry of `done` must be the last tensor of
     /// this layer.
     ///

@@ -5,7 +5,7 @@ use super::resume::{BegunTensor, packed_hash};
 use super::sink::{TensorWriter, WrittenRows};
 use super::source::SourceTensor;
 use super::staging::StagedFile;
-use super::{Run, SAVE_EVERY};
+use super::{ConversionRun, SAVE_EVERY};
 use crate::layout::{TargetFormat, TensorPlan};
 use crate::plan::digits;
 use crate::solver::TILE_ROWS;
@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::time::Instant;
 
-impl Run<'_> {
+impl ConversionRun<'_> {
     /// Writes one tensor, or its missing rows, to its file. Returns the SHA-256 of the written
     /// bytes, the SHA-256 of the source's bytes, and the relative error.
     pub(super) fn tensor(

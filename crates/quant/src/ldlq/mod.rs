@@ -70,7 +70,7 @@ pub fn solve_matrix(
             scales.iter_mut().for_each(|s| *s *= best);
         }
     }
-    let Run { encoder, fits } = code(device, format, cols, w, &scales, factors)?;
+    let CodedColumns { encoder, fits } = code(device, format, cols, w, &scales, factors)?;
     let refit = format.group == Group::Row;
     let (mut loss, mut power) = (0.0, 0.0);
     for fit in &fits {
@@ -132,14 +132,14 @@ fn best_scale(
 
 /// Sums that compare a coded row with its target, in units of squared output.
 #[derive(Clone, Copy, Default)]
-struct Fit {
+struct RowFit {
     wanted: f64, // |w C|^2
     coded: f64,  // |q C|^2
     cross: f64,  // (w C) . (q C)
 }
 
-impl Fit {
-    fn add(&mut self, other: Fit) {
+impl RowFit {
+    fn add(&mut self, other: RowFit) {
         self.wanted += other.wanted;
         self.coded += other.coded;
         self.cross += other.cross;
@@ -156,9 +156,9 @@ impl Fit {
     }
 }
 
-struct Run {
+struct CodedColumns {
     encoder: Encoder,
-    fits: Vec<Fit>, // [rows]
+    fits: Vec<RowFit>, // [rows]
 }
 
 /// Codes all columns with feedback. The columns of different factors are coded at the same time.
@@ -169,7 +169,7 @@ fn code(
     w: Vec<f32>,
     scales: &[f32],
     factors: &[Factor],
-) -> Result<Run> {
+) -> Result<CodedColumns> {
     let parts: Vec<Vec<f32>> = match factors.len() {
         1 => vec![w],
         _ => factors
@@ -177,7 +177,7 @@ fn code(
             .map(|f| w.chunks_exact(cols).flat_map(|row| &row[f.cols.clone()]).copied().collect())
             .collect(),
     };
-    let runs: Result<Vec<Run>> = parts
+    let coded: Result<Vec<CodedColumns>> = parts
         .into_par_iter()
         .zip(factors)
         .map(|(part, factor)| {
@@ -187,13 +187,13 @@ fn code(
             code_columns(device, format, n, c, part, scales, strip)
         })
         .collect();
-    let mut fits = vec![Fit::default(); scales.len()];
+    let mut fits = vec![RowFit::default(); scales.len()];
     let mut encoders = Vec::new();
-    for run in runs? {
-        fits.iter_mut().zip(run.fits).for_each(|(fit, of_part)| fit.add(of_part));
-        encoders.push(run.encoder);
+    for part in coded? {
+        fits.iter_mut().zip(part.fits).for_each(|(fit, of_part)| fit.add(of_part));
+        encoders.push(part.encoder);
     }
-    Ok(Run { encoder: Encoder::side_by_side(encoders)?, fits })
+    Ok(CodedColumns { encoder: Encoder::side_by_side(encoders)?, fits })
 }
 
 /// Codes the columns of one factor `[n, n]`, from the last to the first. Strips of rows are coded
@@ -206,7 +206,7 @@ fn code_columns(
     w: Vec<f32>,
     scales: &[f32],
     strip: usize,
-) -> Result<Run> {
+) -> Result<CodedColumns> {
     let rows = scales.len();
     let mut error = w; // weights, then weights minus decoded codes
     let mut decoded = vec![0.0; rows * n];
@@ -227,7 +227,7 @@ fn code_columns(
         })?;
     }
     let fits = measure(device, n, c, &error, &decoded)?;
-    Ok(Run { encoder: Encoder::below(encoders)?, fits })
+    Ok(CodedColumns { encoder: Encoder::below(encoders)?, fits })
 }
 
 /// Codes a wide block of columns for a strip of rows. `error` and `decoded` are f32 `[rows, n]`.
@@ -330,9 +330,9 @@ fn measure(
     c: &[f32],
     error: &[f32],
     decoded: &[f32],
-) -> Result<Vec<Fit>> {
+) -> Result<Vec<RowFit>> {
     let rows = error.len() / n;
-    let mut fits = vec![Fit::default(); rows];
+    let mut fits = vec![RowFit::default(); rows];
     for start in (0..n).step_by(WIDE) {
         let end = n.min(start + WIDE);
         let strip = View::of(c, n).part(start..n, start..end);
@@ -343,7 +343,7 @@ fn measure(
         fits.par_iter_mut().enumerate().for_each(|(r, fit)| {
             for (e, q) in lost[r * width..][..width].iter().zip(&coded[r * width..][..width]) {
                 let (q, w) = (*q as f64, (*e + *q) as f64);
-                fit.add(Fit { wanted: w * w, coded: q * q, cross: w * q });
+                fit.add(RowFit { wanted: w * w, coded: q * q, cross: w * q });
             }
         });
     }

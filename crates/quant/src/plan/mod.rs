@@ -18,7 +18,7 @@ use gemma_base::error::Fault;
 use gemma_base::tensor::Format;
 use gemma_base::util::units;
 use gemma_model::checkpoint::gguf::write::Keys;
-use gemma_model::checkpoint::{Dtype, Kind, artifact, shards};
+use gemma_model::checkpoint::{Dtype, TensorStorage, artifact, shards};
 use gemma_model::models::gguf::export;
 use gemma_model::models::{Role, TensorSpec, Weights};
 
@@ -74,10 +74,10 @@ impl QuantPlan {
     ) -> Result<QuantPlan> {
         let specs = source.tensors();
         let choices = recipe.resolve(specs)?;
-        let tensors: Vec<Tensor> = specs
+        let tensors: Vec<PlannedTensor> = specs
             .iter()
             .zip(choices)
-            .map(|(spec, choice)| Tensor::new(source, spec, choice))
+            .map(|(spec, choice)| PlannedTensor::new(source, spec, choice))
             .collect::<Result<_>>()?;
         let weights = weigh(specs, importance);
         let mut plan = QuantPlan {
@@ -107,7 +107,7 @@ impl QuantPlan {
     fn fit(
         &mut self,
         source: &Weights,
-        tensors: &[Tensor],
+        tensors: &[PlannedTensor],
         weights: &[f64],
         size: u64,
         options: &QuantizeOptions,
@@ -157,7 +157,7 @@ impl QuantPlan {
     fn lay_out(
         &mut self,
         source: &Weights,
-        tensors: &[Tensor],
+        tensors: &[PlannedTensor],
         weights: &[f64],
         chosen: &mut dyn Iterator<Item = Format>,
         options: &QuantizeOptions,
@@ -214,33 +214,36 @@ impl QuantPlan {
 }
 
 /// A tensor with the formats that its recipe line allows.
-struct Tensor {
+struct PlannedTensor {
     target: TargetFormat,
     /// Its possible formats; more than one if the line of the recipe allows a choice.
     rates: Vec<Rate>,
 }
 
-impl Tensor {
-    fn new(source: &Weights, spec: &TensorSpec, choice: &FormatChoice) -> Result<Tensor> {
+impl PlannedTensor {
+    fn new(source: &Weights, spec: &TensorSpec, choice: &FormatChoice) -> Result<PlannedTensor> {
         let TensorSpec { role, layer, rows, cols, .. } = *spec;
         let name = || source.name(role, layer);
         let formats = match choice {
             FormatChoice::One(format) => {
-                return Ok(Tensor { target: TargetFormat::Format(*format), rates: Vec::new() });
+                return Ok(PlannedTensor {
+                    target: TargetFormat::Format(*format),
+                    rates: Vec::new(),
+                });
             }
             FormatChoice::AsIs => {
                 let Some(checkpoint) = source.checkpoint() else {
-                    return Ok(Tensor {
+                    return Ok(PlannedTensor {
                         target: TargetFormat::AsIs(Dtype::BF16),
                         rates: Vec::new(),
                     });
                 };
                 let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
-                    Some(Kind::Plain(dtype)) => TargetFormat::AsIs(dtype),
-                    Some(Kind::Packed(format)) => TargetFormat::Format(format),
+                    Some(TensorStorage::Plain(dtype)) => TargetFormat::AsIs(dtype),
+                    Some(TensorStorage::Packed(format)) => TargetFormat::Format(format),
                     None => return Err(Fault::model(format!("{} went missing", name())).into()),
                 };
-                return Ok(Tensor { target, rates: Vec::new() });
+                return Ok(PlannedTensor { target, rates: Vec::new() });
             }
             FormatChoice::Any(formats) => formats,
         };
@@ -261,7 +264,7 @@ impl Tensor {
             );
             return Err(Fault::model(what).help("use a recipe without +h128, such as int4").into());
         };
-        Ok(Tensor { target: TargetFormat::Format(first.format), rates })
+        Ok(PlannedTensor { target: TargetFormat::Format(first.format), rates })
     }
 }
 

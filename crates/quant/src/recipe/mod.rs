@@ -55,7 +55,7 @@ pub enum FormatChoice {
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
+struct RecipeRule {
     line: usize,
     text: String,
     pattern: Pattern,
@@ -67,7 +67,7 @@ struct Rule {
 pub struct Recipe {
     name: String,
     text: String,
-    rules: Vec<Rule>,
+    rules: Vec<RecipeRule>,
     target: Option<Aim>,
     /// The options of the command line that choose it, see [`Recipe::spelling`].
     spelling: String,
@@ -138,7 +138,7 @@ impl Recipe {
                             .map_err(|e| bad(pattern.span().start, format!("{e:#}")));
                         let (pattern_of, choice) = parsed?;
                         let (line, text) = (pattern.span().start, pattern.get_ref().to_string());
-                        recipe.rules.push(Rule { line, text, pattern: pattern_of, choice });
+                        recipe.rules.push(RecipeRule { line, text, pattern: pattern_of, choice });
                     }
                 }
                 (key @ ("about" | "target-size" | "formats"), other) => {

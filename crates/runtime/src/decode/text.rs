@@ -16,7 +16,7 @@ pub struct TextStream<'a> {
     stop: Option<usize>,
     /// Tokens around a thought.
     channel: Option<(Token, Token)>,
-    part: Part,
+    part: TextSection,
     /// Whether a line break of a thought is withheld.
     held_break: bool,
     /// Control tokens to show, each with a character that replaces it.
@@ -25,7 +25,7 @@ pub struct TextStream<'a> {
 
 /// Kind of the current text.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum TextSection {
     Answer,
     /// The first line of a thought: the name of its channel.
     Name,
@@ -43,7 +43,7 @@ impl<'a> TextStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, stops: &[String]) -> Self {
         let (detokenizer, stops) = (Detokenizer::new(tokenizer), stops.to_vec());
         let (held, shown, channel) = (String::new(), String::new(), tokenizer.channel());
-        let (stop, part, held_break, marks) = (None, Part::Answer, false, Vec::new());
+        let (stop, part, held_break, marks) = (None, TextSection::Answer, false, Vec::new());
         TextStream { detokenizer, stops, held, shown, stop, channel, part, held_break, marks }
     }
 
@@ -59,25 +59,25 @@ impl<'a> TextStream<'a> {
         let part = self.part;
         let text = match self.channel {
             Some((begin, end)) if token == begin || token == end => {
-                self.part = if token == begin { Part::Name } else { Part::Answer };
+                self.part = if token == begin { TextSection::Name } else { TextSection::Answer };
                 self.detokenizer.finish()
             }
             _ => self.detokenizer.push(token),
         };
         match part {
-            Part::Answer if self.marks.is_empty() => TextPiece::Answer(self.take(&text)),
-            Part::Answer => {
+            TextSection::Answer if self.marks.is_empty() => TextPiece::Answer(self.take(&text)),
+            TextSection::Answer => {
                 let is_mark = |c: char| self.marks.iter().any(|(_, mark)| *mark == c);
                 let mut text = text.replace(is_mark, "\u{fffd}");
                 let mark = self.marks.iter().find(|(shown, _)| *shown == token);
                 text.extend(mark.map(|(_, mark)| mark));
                 TextPiece::Answer(self.take(&text))
             }
-            Part::Thought => TextPiece::Thought(self.thought(&text)),
-            Part::Name => match text.split_once('\n') {
+            TextSection::Thought => TextPiece::Thought(self.thought(&text)),
+            TextSection::Name => match text.split_once('\n') {
                 Some((_, thought)) => {
-                    if self.part == Part::Name {
-                        self.part = Part::Thought;
+                    if self.part == TextSection::Name {
+                        self.part = TextSection::Thought;
                         self.held_break = false;
                     }
                     TextPiece::Thought(self.thought(thought))
@@ -117,7 +117,7 @@ impl<'a> TextStream<'a> {
     /// Returns the withheld text of the answer at the end.
     pub fn finish(&mut self) -> &str {
         let rest = self.detokenizer.finish();
-        self.take(if self.part == Part::Answer { &rest } else { "" });
+        self.take(if self.part == TextSection::Answer { &rest } else { "" });
         if !self.is_stopped() {
             self.shown.push_str(&std::mem::take(&mut self.held));
         }

@@ -20,10 +20,10 @@ const LONG: Duration = Duration::from_millis(5);
 /// The token rule of one text under a grammar. A mask depends only on the tokens before it; states
 /// are cached.
 pub struct GrammarRule {
-    text: Arc<Text>,
+    text: Arc<ConstrainedText>,
 }
 
-struct Text {
+struct ConstrainedText {
     grammar: Grammar,
     /// Number of tokens before the constrained text.
     prompt: usize,
@@ -43,10 +43,10 @@ struct States {
     /// Run of the grammar's machine that the states belong to.
     run: u64,
     base: Vec<Token>,
-    nodes: Vec<Node>,
+    nodes: Vec<MaskNode>,
 }
 
-struct Node {
+struct MaskNode {
     token: Token,
     parent: u32,
     /// The machine's number of the state, see [`MachineState::number`].
@@ -58,7 +58,7 @@ struct Node {
 impl GrammarRule {
     pub(super) fn new(grammar: Grammar, prompt: usize, thought: Option<(Token, Token)>) -> Self {
         let (states, slow, at_work, failed) = Default::default();
-        let text = Text { grammar, prompt, thought, states, slow, at_work, failed };
+        let text = ConstrainedText { grammar, prompt, thought, states, slow, at_work, failed };
         GrammarRule { text: Arc::new(text) }
     }
 
@@ -81,7 +81,7 @@ impl GrammarRule {
     }
 }
 
-impl Text {
+impl ConstrainedText {
     /// Returns the constrained text; `None` before it begins.
     fn constrained<'h>(&self, history: &'h [Token]) -> Option<&'h [Token]> {
         let text = history.get(self.prompt..)?;
@@ -135,7 +135,7 @@ impl Text {
         let root =
             self.ask(StateQuery::Walk(base.to_vec()), states)?.expect("it is about no state");
         states.base = base.to_vec();
-        states.nodes.push(Node::new(0, 0, root));
+        states.nodes.push(MaskNode::new(0, 0, root));
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Text {
                 Some(child) => child,
                 None => match self.step(states, at, token)? {
                     Some(state) => {
-                        states.nodes.push(Node::new(token, at as u32, state));
+                        states.nodes.push(MaskNode::new(token, at as u32, state));
                         states.nodes.len() - 1
                     }
                     // The machine was stopped in favour of others, and restarted.
@@ -167,7 +167,7 @@ impl Text {
 
     /// Computes the state after one more token.
     fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<MachineState>> {
-        let Node { number, is_complete, mask, .. } = &states.nodes[at];
+        let MaskNode { number, is_complete, mask, .. } = &states.nodes[at];
         match *number {
             Some(from) => self.ask(StateQuery::Step { from, token }, states),
             // Only stop tokens may follow the end of a text.
@@ -179,22 +179,22 @@ impl Text {
         }
     }
 
-    fn drop_nodes(&self, run: u64, nodes: &[Node]) {
+    fn drop_nodes(&self, run: u64, nodes: &[MaskNode]) {
         self.grammar.forget(run, nodes.iter().filter_map(|node| node.number));
     }
 }
 
-impl Drop for Text {
+impl Drop for ConstrainedText {
     fn drop(&mut self) {
         let states = std::mem::take(self.states.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.drop_nodes(states.run, &states.nodes);
     }
 }
 
-impl Node {
-    fn new(token: Token, parent: u32, state: MachineState) -> Node {
+impl MaskNode {
+    fn new(token: Token, parent: u32, state: MachineState) -> MaskNode {
         let MachineState { number, mask, is_complete, time: _ } = state;
-        Node { token, parent, number, mask: mask.map(Arc::new), is_complete }
+        MaskNode { token, parent, number, mask: mask.map(Arc::new), is_complete }
     }
 }
 
@@ -214,7 +214,7 @@ impl States {
 }
 
 /// Clears `at_work` when dropped, also after a panic.
-struct AtWork(Arc<Text>);
+struct AtWork(Arc<ConstrainedText>);
 
 impl Drop for AtWork {
     fn drop(&mut self) {
@@ -261,7 +261,7 @@ impl TokenRule for GrammarRule {
     }
 }
 
-impl Text {
+impl ConstrainedText {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
         ensure!(
             history.len() >= self.prompt,
@@ -296,7 +296,7 @@ impl Text {
             match parent {
                 Some(parent) => {
                     place[i] = Some(kept.len() as u32);
-                    kept.push(Node { parent, ..node });
+                    kept.push(MaskNode { parent, ..node });
                 }
                 None => dropped.push(node),
             }

@@ -87,9 +87,9 @@ impl GrammarSource {
 const LONGEST: usize = 256 << 10;
 
 /// Grammars for one tokenizer.
-pub struct Grammars(Arc<Shared>);
+pub struct Grammars(Arc<SharedGrammars>);
 
-struct Shared {
+struct SharedGrammars {
     vocabulary: GrammarVocabulary,
     /// Most machines that run at once. Starting another one ends the least recently used machine.
     most: usize,
@@ -115,7 +115,7 @@ impl Grammars {
             Arc::new(move |text: &str| tokenizer.encode(text, Special::AsText).unwrap_or_default());
         let vocabulary =
             GrammarVocabulary::new(count, |token| words.token_bytes(token), stops, encode);
-        Ok(Grammars(Arc::new(Shared { vocabulary, most, running: Mutex::default() })))
+        Ok(Grammars(Arc::new(SharedGrammars { vocabulary, most, running: Mutex::default() })))
     }
 
     /// Compiles a grammar. An invalid grammar is a usage fault that names the location. The work is
@@ -135,7 +135,7 @@ impl Grammars {
     }
 }
 
-impl Shared {
+impl SharedGrammars {
     /// Marks a grammar's machine as used now, and ends surplus machines.
     fn runs(&self, grammar: &Arc<Compiled>) {
         let ended: Vec<_> = {
@@ -162,7 +162,7 @@ pub struct Grammar(Arc<Compiled>);
 
 struct Compiled {
     source: GrammarSource,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrammars>,
     machine: Mutex<Running>,
     /// The fault of a grammar that exceeded its limits. Texts can no longer follow it.
     refused: OnceLock<Fault>,

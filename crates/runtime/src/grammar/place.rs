@@ -24,7 +24,7 @@ const MASK: Duration = Duration::from_secs(1);
 
 /// A message from the parent to its child.
 #[derive(Serialize, Deserialize)]
-enum Request {
+enum ChildRequest {
     /// The first message. The vocabulary's words follow as raw bytes.
     Compile {
         source: GrammarSource,
@@ -40,7 +40,7 @@ enum Request {
 
 /// A message from a child to its parent.
 #[derive(Serialize, Deserialize)]
-enum Reply {
+enum ChildReply {
     Compiled(Result<(), Fault>),
     /// The mask's words follow as raw bytes.
     State {
@@ -71,11 +71,12 @@ impl MachineHost {
             return Ok(MachineHost::Here(Box::new(GrammarMachine::compile(source, vocabulary)?)));
         }
         let mut child = Child::start(ROLE).with_context(no_process)?;
-        let request = Request::Compile { source: source.clone(), stops: vocabulary.stops().into() };
+        let request =
+            ChildRequest::Compile { source: source.clone(), stops: vocabulary.stops().into() };
         child.send(&request, &vocabulary.to_bytes());
         match receive(&mut child, vocabulary, is_wanted) {
-            Ok((Reply::Compiled(Ok(())), _)) => Ok(MachineHost::Child(child)),
-            Ok((Reply::Compiled(Err(fault)), _)) => Err(fault.into()),
+            Ok((ChildReply::Compiled(Ok(())), _)) => Ok(MachineHost::Child(child)),
+            Ok((ChildReply::Compiled(Err(fault)), _)) => Err(fault.into()),
             Ok(_) => Err(too_complex(source, ChildFailure::Failed).into()),
             Err(end) => Err(too_complex(source, end).into()),
         }
@@ -95,9 +96,9 @@ impl MachineHost {
             }
             MachineHost::Child(child) => child,
         };
-        child.send(&Request::Answer { forgotten, ask }, &[]);
+        child.send(&ChildRequest::Answer { forgotten, ask }, &[]);
         let (reply, raw) = receive(child, vocabulary, &|| true)?;
-        let Reply::State { number, ends, error, is_complete, time } = reply else {
+        let ChildReply::State { number, ends, error, is_complete, time } = reply else {
             return Err(ChildFailure::Failed);
         };
         let (words, _) = raw.as_chunks();
@@ -112,11 +113,11 @@ fn receive(
     child: &mut Child,
     vocabulary: &GrammarVocabulary,
     is_wanted: &dyn Fn() -> bool,
-) -> Result<(Reply, Vec<u8>), ChildFailure> {
+) -> Result<(ChildReply, Vec<u8>), ChildFailure> {
     loop {
         match child.receive(is_wanted)? {
-            (Reply::Encode(text), _) => {
-                child.send(&Request::Encoded(vocabulary.encode(&text)), &[]);
+            (ChildReply::Encode(text), _) => {
+                child.send(&ChildRequest::Encoded(vocabulary.encode(&text)), &[]);
             }
             reply => return Ok(reply),
         }
@@ -145,12 +146,14 @@ pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
 /// Runs a machine for the parent process until the parent ends. Returns the exit code.
 pub fn serve_parent() -> u8 {
     child::confined(LIMITS, || {
-        let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };
+        let Some((ChildRequest::Compile { source, stops }, words)) = child::receive() else {
+            return;
+        };
         child::limit_time(COMPILING);
         let encode = |text: &str| {
-            child::send(&Reply::Encode(text.to_owned()), &[]);
+            child::send(&ChildReply::Encode(text.to_owned()), &[]);
             match child::receive() {
-                Some((Request::Encoded(tokens), _)) => tokens,
+                Some((ChildRequest::Encoded(tokens), _)) => tokens,
                 _ => std::process::exit(1),
             }
         };
@@ -164,11 +167,11 @@ pub fn serve_parent() -> u8 {
                 let other =
                     || Fault::usage(format!("the {} cannot be used: {error:#}", source.name()));
                 let fault = fault_of(&error).cloned().unwrap_or_else(other);
-                return child::send(&Reply::Compiled(Err(fault)), &[]);
+                return child::send(&ChildReply::Compiled(Err(fault)), &[]);
             }
         };
-        child::send(&Reply::Compiled(Ok(())), &[]);
-        while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
+        child::send(&ChildReply::Compiled(Ok(())), &[]);
+        while let Some((ChildRequest::Answer { forgotten, ask }, _)) = child::receive() {
             child::limit_time(MASK);
             machine.forget(&forgotten);
             let MachineState { number, mask, is_complete, time } = machine.answer(&ask);
@@ -180,7 +183,7 @@ pub fn serve_parent() -> u8 {
                 }
                 Err(error) => (Vec::new(), Some(error.clone())),
             };
-            child::send(&Reply::State { number, ends, error, is_complete, time }, &words);
+            child::send(&ChildReply::State { number, ends, error, is_complete, time }, &words);
         }
     })
 }

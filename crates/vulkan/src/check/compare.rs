@@ -26,17 +26,17 @@ pub const PRODUCTS: f32 = 2e-5;
 /// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a
 /// column `(heads, dim)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct OutputLayout {
     pub heads: usize,
     pub dim: usize,
     pub block: usize,
     pub rows: usize,
 }
 
-impl Grid {
+impl OutputLayout {
     /// Returns the layout `[rows, width]`.
-    pub fn rows(width: usize) -> Grid {
-        Grid { heads: 1, dim: width, block: width, rows: 1 }
+    pub fn rows(width: usize) -> OutputLayout {
+        OutputLayout { heads: 1, dim: width, block: width, rows: 1 }
     }
 
     pub fn row(&self, index: usize) -> usize {
@@ -135,7 +135,7 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
 pub fn first_q8_difference(
     device: &[u8],
     twin: &[u8],
-    grid: Grid,
+    grid: OutputLayout,
     codes: usize,
     exact: bool,
 ) -> Option<Difference> {
@@ -162,7 +162,7 @@ pub fn first_q8_difference(
 pub fn first_difference<T: Number>(
     device: &[u8],
     twin: &[u8],
-    grid: Grid,
+    grid: OutputLayout,
     rule: Rule,
     sizes: &[f32],
 ) -> Option<Difference> {
@@ -236,7 +236,7 @@ mod tests {
         first_difference::<f32>(
             bytes(device),
             bytes(twin),
-            Grid::rows(width),
+            OutputLayout::rows(width),
             Rule::Near(1e-5),
             &[],
         )
@@ -271,8 +271,14 @@ mod tests {
         let bytes = bytemuck::bytes_of::<f32>;
         let next = f32::from_bits(1f32.to_bits() + 1);
         assert!(
-            first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same, &[])
-                .is_some()
+            first_difference::<f32>(
+                bytes(&next),
+                bytes(&1.0),
+                OutputLayout::rows(1),
+                Rule::Same,
+                &[]
+            )
+            .is_some()
         );
         let (a, b) = (
             [f16::from_f32(1.0), f16::from_f32(8.0)],
@@ -282,7 +288,7 @@ mod tests {
             first_difference::<f16>(
                 bytemuck::cast_slice(&a),
                 bytemuck::cast_slice(&b),
-                Grid::rows(2),
+                OutputLayout::rows(2),
                 rule,
                 &[],
             )
@@ -294,7 +300,7 @@ mod tests {
     #[test]
     fn grids_know_rows_and_columns() {
         // [2 heads, 3 blocks of 4 channels, 5 rows, 4 channels], three times.
-        let grid = Grid { heads: 2, dim: 12, block: 4, rows: 5 };
+        let grid = OutputLayout { heads: 2, dim: 12, block: 4, rows: 5 };
         let mut seen = std::collections::HashSet::new();
         for (outer, head, part, row, e) in (0..3).flat_map(|o| {
             (0..2).flat_map(move |h| {

@@ -14,7 +14,7 @@ use crate::lower::{Bucket, Call};
 use crate::run::VulkanExecutor;
 use anyhow::{Result, bail, ensure};
 use compare::{
-    Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
+    Difference, OutputLayout, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
 };
 use gemma_base::compute::memory::Buffers;
 use gemma_base::compute::poison::{self, Computed};
@@ -52,14 +52,14 @@ pub struct CheckedExecutor {
     /// Outputs of skipped dispatches, which no later dispatch may read.
     stale: HashSet<BufferId>,
     canonical: Vec<Matrix<'static>>,
-    plans: Vec<Recorded>,
+    plans: Vec<CheckedPlan>,
     /// Number of kernel calls of the last run.
     calls: usize,
     fault: Option<InjectedFault>,
 }
 
 #[derive(Clone)]
-struct Recorded {
+struct CheckedPlan {
     dispatches: Vec<Dispatch>,
     step: BufferId,
     layout: StepLayout,
@@ -121,7 +121,7 @@ impl CheckedExecutor {
     /// Runs the dispatches `range`, which share `calls`, on both sides, and compares their outputs.
     fn run_group(
         &mut self,
-        recorded: &Recorded,
+        recorded: &CheckedPlan,
         range: Range<usize>,
         calls: &[Call],
         step: &StepView<'_>,
@@ -341,10 +341,10 @@ impl CheckedExecutor {
                     }
                 }
                 let (twin, rule) = (bytemuck::cast_slice(&wanted), Rule::Near(near));
-                first_difference::<f32>(bytes, twin, Grid::rows(n), rule, &[])
+                first_difference::<f32>(bytes, twin, OutputLayout::rows(n), rule, &[])
             }
             Content::Scales { act, near, .. } => {
-                let grid = Grid::rows(act.format.groups(act.cols));
+                let grid = OutputLayout::rows(act.format.groups(act.cols));
                 first_difference::<f32>(bytes, &twin, grid, Rule::Near(near), &[])
             }
             // Codes may differ from the twin's, so the expected sums are those of the device's
@@ -360,7 +360,7 @@ impl CheckedExecutor {
                 first_difference::<i32>(
                     bytes,
                     bytemuck::cast_slice(&wanted),
-                    Grid::rows(groups),
+                    OutputLayout::rows(groups),
                     Rule::Same,
                     &[],
                 )
@@ -440,7 +440,7 @@ impl Executor for CheckedExecutor {
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
-        self.plans.push(Recorded { dispatches: plan.dispatches.clone(), step, layout });
+        self.plans.push(CheckedPlan { dispatches: plan.dispatches.clone(), step, layout });
         let id = self.gpu.record(plan, step, layout)?;
         assert_eq!(id.0 as usize, self.plans.len() - 1);
         Ok(id)

@@ -1,6 +1,6 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
-use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
+use super::compare::{EXPONENTIALS, OutputLayout, PRODUCTS, Rule, SUMS};
 use gemma_base::compute::reference::rows::{self, errors, fit, rotate_input, tops};
 use gemma_base::compute::{
     Act, Attention, Best, BufferId, Cap, Choose, Combine, Commit, Concat, Embed, Experts, GateUp,
@@ -13,8 +13,8 @@ use gemma_base::tensor::{Format, Group, Matrix, hadamard, math};
 /// Content of a buffer with its tolerance.
 #[derive(Clone, Copy, Debug)]
 pub enum Content {
-    F32(Grid, Rule),
-    F16(Grid, Rule),
+    F32(OutputLayout, Rule),
+    F16(OutputLayout, Rule),
     /// int8 activations of the floats in `input`. The tolerance of the floats is a share `near` of
     /// the largest float in their row.
     Codes {
@@ -38,7 +38,7 @@ pub enum Content {
     /// An int8 cache: codes in the layout `grid`, then f16 scales. If `exact`, the unrounded floats
     /// have no tolerance.
     Q8 {
-        grid: Grid,
+        grid: OutputLayout,
         codes: usize,
         exact: bool,
     },
@@ -55,7 +55,7 @@ pub struct CheckedOutput {
 }
 
 fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> CheckedOutput {
-    CheckedOutput { id, name, content: Content::F32(Grid::rows(width), rule) }
+    CheckedOutput { id, name, content: Content::F32(OutputLayout::rows(width), rule) }
 }
 
 /// Returns the outputs of an operation. A `fused` operation shares a call with the operation that
@@ -135,8 +135,13 @@ pub fn outputs(
 /// Returns the outputs of the rotation of queries and keys.
 fn turned(rope: &Rope, max_rows: usize, fused: bool) -> Vec<CheckedOutput> {
     let Rope { q, keys: own, kv, n_heads, .. } = rope;
-    let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
-    let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
+    let keys = OutputLayout {
+        heads: kv.n_kv_heads,
+        dim: kv.head_dim,
+        block: kv.key_block,
+        rows: max_rows,
+    };
+    let values = OutputLayout::rows(kv.n_kv_heads * kv.head_dim);
     // Unfused, values are only rounded, in a direction that Vulkan leaves to the driver.
     let [turned, copied] = if fused {
         [PRODUCTS + SUMS, PRODUCTS]
@@ -158,8 +163,9 @@ fn turned(rope: &Rope, max_rows: usize, fused: bool) -> Vec<CheckedOutput> {
 
 /// Returns the keys and values of a layer's cache, which a commit writes.
 fn committed(kv: &KvLayer) -> [CheckedOutput; 2] {
-    let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
-    let keys = Grid { block: kv.key_block, ..values };
+    let values =
+        OutputLayout { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
+    let keys = OutputLayout { block: kv.key_block, ..values };
     let all = kv.all_pages * PAGE;
     let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
     [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
@@ -183,7 +189,7 @@ fn cached(
     id: BufferId,
     name: &'static str,
     positions: usize,
-    grid: Grid,
+    grid: OutputLayout,
     rule: Rule,
 ) -> CheckedOutput {
     let content = match kv.format {

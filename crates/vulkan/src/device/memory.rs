@@ -183,7 +183,7 @@ impl Place {
 /// A piece of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    pub arena: Use,
+    pub arena: ArenaUse,
     pub block: usize,
     pub offset: u64,
     pub bytes: u64,
@@ -192,7 +192,7 @@ pub struct Span {
 
 /// Purpose of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum ArenaUse {
     Weights,
     Buffers,
 }
@@ -282,13 +282,13 @@ impl Cuts {
 /// Blocks that are added on demand and freed together.
 pub struct Arena {
     gpu: Arc<Gpu>,
-    kind: Use,
+    kind: ArenaUse,
     pub blocks: Vec<Block>,
     cuts: Cuts,
 }
 
 impl Arena {
-    pub fn new(gpu: &Arc<Gpu>, kind: Use) -> Arena {
+    pub fn new(gpu: &Arc<Gpu>, kind: ArenaUse) -> Arena {
         Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), cuts: Cuts::default() }
     }
 

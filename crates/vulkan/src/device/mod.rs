@@ -36,11 +36,11 @@ pub const MEMORY: &str = "GEMMA_VULKAN_MEMORY";
 /// An opened driver.
 pub struct Vulkan {
     pub instance: &'static Instance,
-    loaded: &'static Loaded,
+    loaded: &'static LoadedLibrary,
 }
 
 /// The system's Vulkan library, and the one instance of this process.
-struct Loaded {
+struct LoadedLibrary {
     entry: Entry,
     instance: Instance,
     validation: Option<Validation>,
@@ -49,7 +49,7 @@ struct Loaded {
 /// Kept until the process ends. Destroying the last instance unloads drivers and layers. Some of
 /// them register a destructor with each thread, so a thread that used them would then crash at its
 /// end. Creating an instance also takes a tenth of a second.
-static LOADED: Mutex<Option<&'static Loaded>> = Mutex::new(None);
+static LOADED: Mutex<Option<&'static LoadedLibrary>> = Mutex::new(None);
 
 impl Drop for Vulkan {
     fn drop(&mut self) {
@@ -70,8 +70,8 @@ fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|v| !v.is_empty() && v != "0")
 }
 
-impl Loaded {
-    fn new() -> Result<Loaded> {
+impl LoadedLibrary {
+    fn new() -> Result<LoadedLibrary> {
         // SAFETY: the loader is the system's own; loading it only runs its initialisers.
         let entry = unsafe { Entry::load() }
             .map_err(|e| no_driver(format!("no Vulkan library on this machine: {e}")))?;
@@ -97,7 +97,7 @@ impl Loaded {
         let instance = unsafe { entry.create_instance(&wanted.add_to(info), None) }
             .map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;
         let validation = wanted.watch(&entry, &instance);
-        Ok(Loaded { entry, instance, validation })
+        Ok(LoadedLibrary { entry, instance, validation })
     }
 }
 
@@ -107,7 +107,7 @@ impl Vulkan {
         let mut kept = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = match *kept {
             Some(loaded) => loaded,
-            None => *kept.insert(Box::leak(Box::new(Loaded::new()?))),
+            None => *kept.insert(Box::leak(Box::new(LoadedLibrary::new()?))),
         };
         Ok(Vulkan { instance: &loaded.instance, loaded })
     }

@@ -49,14 +49,14 @@ pub type Constants = Vec<(u32, u32)>;
 pub const PUSH: usize = 128;
 
 /// Shader and constants of a pipeline, and whether it may be dispatched in parts.
-type Key = (Shader, Constants, bool);
+type PipelineKey = (Shader, Constants, bool);
 
 /// Compiled kernels of a device, shared by its executors.
 pub struct Pipelines {
     gpu: Arc<Gpu>,
     pub layout: vk::PipelineLayout,
     modules: HashMap<Shader, vk::ShaderModule>,
-    made: HashMap<Key, vk::Pipeline>,
+    made: HashMap<PipelineKey, vk::Pipeline>,
     cache: vk::PipelineCache,
     file: Option<PathBuf>,
     /// Whether the cache has a kernel that its file lacks.
@@ -133,7 +133,7 @@ impl Pipelines {
         self.get_or_compile((shader, constants.clone(), true))
     }
 
-    fn get_or_compile(&mut self, key: Key) -> Result<vk::Pipeline> {
+    fn get_or_compile(&mut self, key: PipelineKey) -> Result<vk::Pipeline> {
         if let Some(pipeline) = self.made.get(&key) {
             return Ok(*pipeline);
         }
@@ -151,7 +151,7 @@ impl Pipelines {
         kernels: impl Iterator<Item = (Shader, &'a Constants)>,
         are_divisible: bool,
     ) -> Result<()> {
-        let missing: HashSet<Key> = kernels
+        let missing: HashSet<PipelineKey> = kernels
             .map(|(shader, constants)| (shader, constants.clone(), are_divisible))
             .filter(|key| !self.made.contains_key(key))
             .collect();
@@ -189,7 +189,7 @@ impl Pipelines {
     fn compile(
         &self,
         module: vk::ShaderModule,
-        (shader, constants, is_divisible): &Key,
+        (shader, constants, is_divisible): &PipelineKey,
     ) -> Result<vk::Pipeline> {
         let flags = match is_divisible {
             true => vk::PipelineCreateFlags::DISPATCH_BASE,

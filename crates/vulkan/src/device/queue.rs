@@ -18,14 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
 /// Counter of completed submissions. Any thread may wait for one.
-pub struct Timeline {
+pub struct TimelineSemaphore {
     gpu: Arc<Gpu>,
     semaphore: vk::Semaphore,
     /// Whether a test has simulated the loss of the device.
     is_lost: AtomicBool,
 }
 
-impl Timeline {
+impl TimelineSemaphore {
     /// Fails if a test simulates a device loss at this call, or did so before.
     fn lose_on_request(&self, point: Point) -> Result<()> {
         if self.is_lost.load(Ordering::Relaxed) || testing::fails(point) {
@@ -54,7 +54,7 @@ impl Timeline {
     }
 }
 
-impl Drop for Timeline {
+impl Drop for TimelineSemaphore {
     fn drop(&mut self) {
         // SAFETY: the queue holds the timeline until it has waited for all submissions.
         unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
@@ -69,7 +69,7 @@ pub struct Queue {
     /// Last submission that used each ring entry.
     used: [u64; RING],
     next: usize,
-    timeline: Arc<Timeline>,
+    timeline: Arc<TimelineSemaphore>,
     /// Number of submissions so far.
     count: u64,
     /// Commands of the next submission, in order.
@@ -90,8 +90,11 @@ impl Queue {
                 vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
             let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
-            let timeline =
-                Arc::new(Timeline { gpu: gpu.clone(), semaphore, is_lost: AtomicBool::new(false) });
+            let timeline = Arc::new(TimelineSemaphore {
+                gpu: gpu.clone(),
+                semaphore,
+                is_lost: AtomicBool::new(false),
+            });
             let mut queue = Queue {
                 gpu: gpu.clone(),
                 pool,
@@ -220,7 +223,7 @@ impl Queue {
     }
 
     /// Returns the timeline, so that other threads can wait on it.
-    pub fn timeline(&self) -> Arc<Timeline> {
+    pub fn timeline(&self) -> Arc<TimelineSemaphore> {
         self.timeline.clone()
     }
 

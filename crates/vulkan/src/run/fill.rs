@@ -1,7 +1,7 @@
 //! Fills staging blocks: the parts of matrices in each block, and the threads that read them.
 
 use crate::device::memory::Block;
-use crate::device::queue::Timeline;
+use crate::device::queue::TimelineSemaphore;
 use anyhow::{Result, anyhow, ensure};
 use gemma_base::tensor::Source;
 use gemma_base::util::sync::{Condvar, Mutex, MutexGuard};
@@ -31,7 +31,7 @@ pub struct Stream<'a> {
 
 /// A part of a stream in a staging block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StreamPart {
     pub stream: usize,
     /// Offset in the stream, and length.
     pub from: usize,
@@ -41,7 +41,7 @@ pub struct Part {
 }
 
 /// Returns the parts of each staging block, in order.
-pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
+pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<StreamPart>>> {
     let (mut fills, mut fill, mut at) = (Vec::new(), Vec::new(), 0);
     for (stream, s) in streams.iter().enumerate() {
         ensure!(s.unit <= STAGE, "a row of {} bytes is longer than what is sent at a time", s.unit);
@@ -54,7 +54,7 @@ pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
                 at = 0;
                 continue;
             }
-            fill.push(Part { stream, from, bytes, at });
+            fill.push(StreamPart { stream, from, bytes, at });
             from += bytes;
             at = (at + bytes).next_multiple_of(ALIGN).min(STAGE);
         }
@@ -65,12 +65,12 @@ pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
 }
 
 /// One read: a piece of a part, and the fill that it belongs to.
-struct Task {
+struct ReadTask {
     fill: usize,
-    part: Part,
+    part: StreamPart,
 }
 
-struct State {
+struct FillState {
     /// Number of started tasks.
     next: usize,
     /// Number of unfinished tasks of each fill.
@@ -87,12 +87,12 @@ struct State {
 /// State shared between the reader threads and the thread that submits the blocks.
 pub struct Filling<'a> {
     streams: &'a [Stream<'a>],
-    tasks: Vec<Task>,
+    tasks: Vec<ReadTask>,
     blocks: &'a [OnceLock<Block>; RING],
-    timeline: &'a Timeline,
+    timeline: &'a TimelineSemaphore,
     /// Number of earlier fills.
     first: usize,
-    state: Mutex<State>,
+    state: Mutex<FillState>,
     /// Signals room to read into, or the end.
     room: Condvar,
     /// Signals a complete fill, or a failure.
@@ -105,9 +105,9 @@ impl<'a> Filling<'a> {
     /// Prepares the reads of `fills`. `taken` holds the submissions of all earlier fills.
     pub fn new(
         streams: &'a [Stream<'a>],
-        fills: &[Vec<Part>],
+        fills: &[Vec<StreamPart>],
         blocks: &'a [OnceLock<Block>; RING],
-        timeline: &'a Timeline,
+        timeline: &'a TimelineSemaphore,
         taken: Vec<u64>,
     ) -> Filling<'a> {
         let (mut tasks, mut left) = (Vec::new(), Vec::new());
@@ -117,7 +117,10 @@ impl<'a> Filling<'a> {
                 for start in (0..part.bytes).step_by(READ) {
                     let (from, at, bytes) =
                         (part.from + start, part.at + start, READ.min(part.bytes - start));
-                    tasks.push(Task { fill, part: Part { stream: part.stream, from, bytes, at } });
+                    tasks.push(ReadTask {
+                        fill,
+                        part: StreamPart { stream: part.stream, from, bytes, at },
+                    });
                 }
             }
             left.push(tasks.len() - before);
@@ -125,7 +128,7 @@ impl<'a> Filling<'a> {
         let there = blocks.iter().filter(|b| b.get().is_some()).count();
         let first = taken.len();
         let done = first.saturating_sub(RING);
-        let state = Mutex::new(State {
+        let state = Mutex::new(FillState {
             next: 0,
             left,
             taken,
@@ -148,12 +151,12 @@ impl<'a> Filling<'a> {
         std::thread::available_parallelism().map_or(1, |n| n.get()).min(self.tasks.len())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FillState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the next task after there is room for it; `None` after the last one.
-    fn begin(&self) -> Option<&Task> {
+    fn begin(&self) -> Option<&ReadTask> {
         let mut state = self.lock();
         loop {
             let task = self.tasks.get(state.next).filter(|_| !state.stop)?;
@@ -215,7 +218,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn read_one(&self, task: &Task) -> Result<()> {
+    fn read_one(&self, task: &ReadTask) -> Result<()> {
         let block = self.blocks[(self.first + task.fill) % RING]
             .get()
             .expect("begun once its block was there");

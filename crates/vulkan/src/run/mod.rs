@@ -19,7 +19,7 @@ mod workgroups;
 use crate::device::barrier::{barrier, host_barrier};
 use crate::device::choose::Choice;
 use crate::device::matrix;
-use crate::device::memory::{Arena, Block, Place, Span, Use};
+use crate::device::memory::{Arena, ArenaUse, Block, Place, Span};
 use crate::device::pipeline::{self, Pipelines};
 use crate::device::queue::Queue;
 use crate::device::{DeviceInfo, Gpu};
@@ -59,16 +59,16 @@ const UPDATE: usize = 65536;
 pub const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 
-struct Recorded {
+struct VulkanPlan {
     dispatches: Vec<Dispatch>,
     step: BufferId,
     layout: StepLayout,
-    passes: HashMap<Bucket, Pass>,
+    passes: HashMap<Bucket, RecordedPass>,
 }
 
 /// The recorded commands of a plan for one bucket.
 #[derive(Default)]
-struct Pass {
+struct RecordedPass {
     /// One command buffer per submission, in order.
     pieces: Vec<vk::CommandBuffer>,
     /// Multiply-adds of each.
@@ -86,7 +86,7 @@ struct Pass {
 }
 
 /// A plan that was started and not waited for.
-struct Started {
+struct SubmittedPlan {
     plan: PlanId,
     bucket: Bucket,
     rows: usize,
@@ -106,13 +106,13 @@ pub struct VulkanExecutor {
     readback: Block,
     /// Results of the started plan. Other reads use `readback` in the meantime.
     results: Block,
-    started: Option<Started>,
+    started: Option<SubmittedPlan>,
     weights: Arena,
     buffers: Arena,
     spans: Vec<Span>,
     addresses: Vec<u64>,
     matrices: Vec<DeviceMatrix>,
-    plans: Vec<Recorded>,
+    plans: Vec<VulkanPlan>,
     /// Seconds per multiply-add of the slowest pass so far.
     slowest: Option<f64>,
     made_up: Option<Arc<Mutex<MadeUp>>>,
@@ -166,8 +166,8 @@ impl VulkanExecutor {
             readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
             results,
             started: None,
-            weights: Arena::new(&gpu, Use::Weights),
-            buffers: Arena::new(&gpu, Use::Buffers),
+            weights: Arena::new(&gpu, ArenaUse::Weights),
+            buffers: Arena::new(&gpu, ArenaUse::Buffers),
             spans: Vec::new(),
             addresses: Vec::new(),
             matrices: Vec::new(),
@@ -196,8 +196,8 @@ impl VulkanExecutor {
 
     fn block(&self, span: &Span) -> &Block {
         match span.arena {
-            Use::Weights => &self.weights.blocks[span.block],
-            Use::Buffers => &self.buffers.blocks[span.block],
+            ArenaUse::Weights => &self.weights.blocks[span.block],
+            ArenaUse::Buffers => &self.buffers.blocks[span.block],
         }
     }
 
@@ -444,7 +444,7 @@ impl Executor for VulkanExecutor {
             drop(uploader);
             self.loading.moving += start.elapsed().as_secs_f64();
         }
-        self.plans.push(Recorded {
+        self.plans.push(VulkanPlan {
             dispatches: plan.dispatches,
             step,
             layout,
@@ -499,7 +499,7 @@ impl Executor for VulkanExecutor {
             self.queue.stage(copied, None)?;
         }
         let submission = self.submit(last).map_err(|e| explained(e, live))?;
-        self.started = Some(Started { plan, bucket, rows: live, at, submission, result });
+        self.started = Some(SubmittedPlan { plan, bucket, rows: live, at, submission, result });
         Ok(true)
     }
 

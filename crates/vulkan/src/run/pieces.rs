@@ -2,7 +2,7 @@
 
 use super::cut::{self, CallSize, Cut, Probe};
 use super::workgroups::{Unordered, Workgroups, axis};
-use super::{Pass, VulkanExecutor};
+use super::{RecordedPass, VulkanExecutor};
 use crate::device::barrier::{barrier, kernel_barrier};
 use crate::device::pipeline;
 use crate::device::{LOST, is_lost};
@@ -102,12 +102,14 @@ impl VulkanExecutor {
             }
             None => self.probe(&mut recording, rows)?,
         };
-        self.plans[at].passes.insert(bucket, Pass { sizes: recording.sizes, seconds, ..pass });
+        self.plans[at]
+            .passes
+            .insert(bucket, RecordedPass { sizes: recording.sizes, seconds, ..pass });
         Ok(())
     }
 
     /// Records a pass with an estimated time of `seconds`.
-    fn record_all(&mut self, recording: &mut Recording, seconds: f64) -> Result<Pass> {
+    fn record_all(&mut self, recording: &mut Recording, seconds: f64) -> Result<RecordedPass> {
         let ends = cut::cut(&recording.sizes, seconds);
         let works = cut::pieces(&ends)
             .map(|(from, to)| cut::work_between(&recording.sizes, from, to))
@@ -115,12 +117,12 @@ impl VulkanExecutor {
         let pieces = cut::pieces(&ends)
             .map(|(from, to)| self.record_piece(recording, from, to))
             .collect::<Result<_>>()?;
-        Ok(Pass { pieces, works, ends, ..Pass::default() })
+        Ok(RecordedPass { pieces, works, ends, ..RecordedPass::default() })
     }
 
     /// Runs a pass piece by piece, except for the last piece, which it only records. The times of
     /// earlier pieces set the size of the next.
-    fn probe(&mut self, recording: &mut Recording, rows: usize) -> Result<Pass> {
+    fn probe(&mut self, recording: &mut Recording, rows: usize) -> Result<RecordedPass> {
         let (mut probe, mut from, mut spent) = (Probe::new(self.slowest), Cut::default(), 0.0);
         loop {
             let to = cut::end(&recording.sizes, from, probe.room());
@@ -129,12 +131,12 @@ impl VulkanExecutor {
             if to.call == recording.calls.len() {
                 // A probed pass is recorded completely on its next run.
                 let ends = if from == Cut::default() { vec![to] } else { Vec::new() };
-                return Ok(Pass {
+                return Ok(RecordedPass {
                     pieces: vec![piece],
                     works: vec![work],
                     ends,
                     spent,
-                    ..Pass::default()
+                    ..RecordedPass::default()
                 });
             }
             let start = Instant::now();
@@ -164,7 +166,7 @@ impl VulkanExecutor {
     }
 
     /// Returns the seconds of a finished pass, from the clock or from a simulated device.
-    pub(super) fn seconds(&self, pass: &Pass, by_the_clock: f64) -> f64 {
+    pub(super) fn seconds(&self, pass: &RecordedPass, by_the_clock: f64) -> f64 {
         let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
         self.made_up().map_or(pass.spent + by_the_clock, |m| m.each * work)
     }

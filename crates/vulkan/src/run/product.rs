@@ -44,7 +44,7 @@ struct Packed<'a> {
 }
 
 /// Some rows of the left factor, with their part of the product.
-struct Piece<'a> {
+struct ProductRows<'a> {
     top: usize,
     a: Packed<'a>,
     c: Vec<f32>,
@@ -117,9 +117,9 @@ pub fn multiply(
                     part.par_chunks_mut(n).zip(c[top * stride + first..].par_chunks(stride));
                 lines.for_each(|(line, c)| line.copy_from_slice(&c[..n]));
             }
-            Piece { top, a: packed(a.part(rows, 0..a.cols)), c: part }
+            ProductRows { top, a: packed(a.part(rows, 0..a.cols)), c: part }
         };
-        let mut pieces: Vec<Piece<'_>> =
+        let mut pieces: Vec<ProductRows<'_>> =
             (0..a.rows).step_by(down).map(|top| piece(top, c)).collect();
         locked(&mut |device, products| products.run(device, keep, a.cols, &right, &mut pieces))?;
         for piece in &pieces {
@@ -158,7 +158,7 @@ impl Products {
                 .fold(0.0, |whole, slice| whole + slice)
         };
         let factor = || Packed { values: Cow::Borrowed(&values), along: true };
-        let mut pieces = [Piece { top: 0, a: factor(), c: vec![0.0; rows * rows] }];
+        let mut pieces = [ProductRows { top: 0, a: factor(), c: vec![0.0; rows * rows] }];
         self.run(device, false, k, &factor(), &mut pieces)?;
         Ok(pieces[0].c.iter().enumerate().all(|(i, got)| got.to_bits() == element(i).to_bits()))
     }
@@ -170,7 +170,7 @@ impl Products {
         keep: bool,
         k: usize,
         right: &Packed<'_>,
-        pieces: &mut [Piece<'_>],
+        pieces: &mut [ProductRows<'_>],
     ) -> Result<()> {
         self.send(device, &self.right, &right.values)?;
         let n = right.values.len() / k;

@@ -3,7 +3,7 @@
 //! the unpacking kernels would read over the bus in small pieces.
 
 use super::commands::bind;
-use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
+use super::fill::{Filling, RING, STAGE, Stream, StreamPart, cut};
 use crate::device::Gpu;
 use crate::device::barrier::{barrier, copied_barrier};
 use crate::device::memory::{Arena, Block, Place, Span};
@@ -47,7 +47,7 @@ struct Upload<'a> {
 
 /// Location of a matrix's codes, or of its side, on the device.
 #[derive(Clone, Copy)]
-struct Room {
+struct DevicePlace {
     buffer: vk::Buffer,
     offset: u64,
     address: u64,
@@ -84,16 +84,16 @@ impl<'a> Upload<'a> {
     }
 
     /// Allocates its codes and side on the device.
-    fn place(&self, arena: &mut Arena) -> Result<[Room; 2]> {
+    fn place(&self, arena: &mut Arena) -> Result<[DevicePlace; 2]> {
         let [codes, side] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
-        let mut room = |bytes| -> Result<Room> {
+        let mut room = |bytes| -> Result<DevicePlace> {
             let Span { block, offset, address, .. } = arena.alloc(&self.label, bytes)?;
-            Ok(Room { buffer: arena.blocks[block].buffer, offset, address })
+            Ok(DevicePlace { buffer: arena.blocks[block].buffer, offset, address })
         };
         Ok([room(codes)?, room(side)?])
     }
 
-    fn loaded(&self, [codes, side]: [Room; 2]) -> DeviceMatrix {
+    fn loaded(&self, [codes, side]: [DevicePlace; 2]) -> DeviceMatrix {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes =
             self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
@@ -103,7 +103,7 @@ impl<'a> Upload<'a> {
 
     /// Returns the arguments of the kernel that packs the rows at `from`, and its number of
     /// invocations.
-    fn push(&self, p: &Packing, part: &Part, from: u64, codes: Room) -> (Push, usize) {
+    fn push(&self, p: &Packing, part: &StreamPart, from: u64, codes: DevicePlace) -> (Push, usize) {
         let (first, rows) = (part.from / p.from_bytes, part.bytes / p.from_bytes);
         let at = |words: usize| codes.address + (4 * words * p.steps) as u64;
         let words = rows * p.row_words();
@@ -173,9 +173,9 @@ impl Uploader {
                 || placed.recv().context("the thread that takes device memory has stopped")?;
             let prepare = Instant::now();
             add_blocks(gpu, stages, copies, &filling)?;
-            let kernels = Kernels::of(plans, pipelines)?;
+            let kernels = UploadKernels::of(plans, pipelines)?;
             times.preparing += prepare.elapsed().as_secs_f64();
-            let mut rooms: Vec<[Room; 2]> = Vec::with_capacity(plans.len());
+            let mut rooms: Vec<[DevicePlace; 2]> = Vec::with_capacity(plans.len());
             for (i, fill) in fills.iter().enumerate() {
                 let prepare = Instant::now();
                 let last = fill.last().map_or(0, |part| streams[part.stream].job);
@@ -213,7 +213,11 @@ impl Uploader {
 }
 
 /// Places matrices in order and sends their locations, until one has no room.
-fn place_all(plans: &[Upload<'_>], arena: &mut Arena, places: &mpsc::Sender<Result<[Room; 2]>>) {
+fn place_all(
+    plans: &[Upload<'_>],
+    arena: &mut Arena,
+    places: &mpsc::Sender<Result<[DevicePlace; 2]>>,
+) {
     for plan in plans {
         let rooms = plan.place(arena);
         let is_last = rooms.is_err();
@@ -243,13 +247,13 @@ fn add_blocks(
 }
 
 /// Kernels of all matrices.
-struct Kernels {
+struct UploadKernels {
     layout: vk::PipelineLayout,
     pipelines: Vec<Option<vk::Pipeline>>,
 }
 
-impl Kernels {
-    fn of(plans: &[Upload<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
+impl UploadKernels {
+    fn of(plans: &[Upload<'_>], pipelines: &Mutex<Pipelines>) -> Result<UploadKernels> {
         let mut made = pipeline::lock(pipelines);
         made.prepare(
             plans
@@ -261,7 +265,7 @@ impl Kernels {
         let get = |plan: &Upload<'_>| {
             plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()
         };
-        Ok(Kernels {
+        Ok(UploadKernels {
             pipelines: plans.iter().map(get).collect::<Result<_>>()?,
             layout: made.layout,
         })
@@ -273,8 +277,8 @@ struct Sending<'a> {
     plans: &'a [Upload<'a>],
     streams: &'a [Stream<'a>],
     /// Codes and sides of the matrices so far.
-    rooms: &'a [[Room; 2]],
-    kernels: &'a Kernels,
+    rooms: &'a [[DevicePlace; 2]],
+    kernels: &'a UploadKernels,
     stage: &'a Block,
 }
 
@@ -283,7 +287,7 @@ impl Sending<'_> {
     fn submit(
         &self,
         queue: &mut Queue,
-        fill: &[Part],
+        fill: &[StreamPart],
         copy: Option<&Block>,
         is_last: bool,
     ) -> Result<u64> {
@@ -301,7 +305,7 @@ impl Sending<'_> {
         &self,
         device: &ash::Device,
         commands: vk::CommandBuffer,
-        fill: &[Part],
+        fill: &[StreamPart],
         copy: Option<&Block>,
     ) {
         let mut regions = Vec::new();

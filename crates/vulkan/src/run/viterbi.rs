@@ -37,20 +37,20 @@ const AT_ONCE_SMALL: usize = 32 << 20;
 /// products take turns.
 pub struct VulkanCoding {
     at_once: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<SearchQueue>,
     served: Condvar,
-    state: Mutex<State>,
+    state: Mutex<SearchState>,
 }
 
 /// Callers that wait for the search, and whether one of them is serving all.
 #[derive(Default)]
-struct Queue {
-    requests: Vec<Request>,
+struct SearchQueue {
+    requests: Vec<SearchRequest>,
     busy: bool,
 }
 
 /// Tiles of one caller, and the channel for their rows.
-struct Request {
+struct SearchRequest {
     trellis: Trellis,
     wanted: Vec<u8>,
     answer: mpsc::Sender<Result<Vec<[u64; TILE]>>>,
@@ -66,7 +66,7 @@ impl Drop for Service<'_> {
     }
 }
 
-struct State {
+struct SearchState {
     device: VulkanExecutor,
     targets: Block, // int8 [TILES, 256], in quarters
     rows: Block,    // u64 [TILES, 16]
@@ -96,7 +96,7 @@ impl VulkanCoding {
         let costs = alloc(large).or_else(|_| alloc(small)).or_else(|_| alloc(least))?;
         let (states, batch) = (Vec::new(), FIRST_TILES);
         let products = None;
-        let state = State { device, targets, rows, costs, states, batch, products };
+        let state = SearchState { device, targets, rows, costs, states, batch, products };
         let (queue, served) = (Mutex::default(), Condvar::new());
         Ok(VulkanCoding { at_once, queue, served, state: Mutex::new(state) })
     }
@@ -105,7 +105,7 @@ impl VulkanCoding {
     fn serve(&self) {
         let mut queue = lock(&self.queue);
         let Some(trellis) = queue.requests.first().map(|r| r.trellis) else { return };
-        let requests: Vec<Request> =
+        let requests: Vec<SearchRequest> =
             queue.requests.extract_if(.., |r| r.trellis == trellis).collect();
         drop(queue);
         let wanted: Vec<&[u8]> = requests.iter().map(|r| &r.wanted[..]).collect();
@@ -153,7 +153,7 @@ impl CodingDevice for VulkanCoding {
         let wanted: Vec<u8> = wanted.par_iter().map(|t| quarters(*t) as u8).collect();
         let (answer, mine) = mpsc::channel();
         let mut queue = lock(&self.queue);
-        queue.requests.push(Request { trellis, wanted, answer });
+        queue.requests.push(SearchRequest { trellis, wanted, answer });
         // The caller that finds the device free serves all waiting callers. It must not wait for
         // the pool, because it might be given work that needs the device.
         loop {
@@ -208,7 +208,7 @@ fn table(trellis: Trellis) -> Vec<u8> {
     (0..STATES as u32).flat_map(word).collect()
 }
 
-impl State {
+impl SearchState {
     /// Returns the device, its buffers for products, and whether these have the processor's bits.
     fn products(&mut self) -> Result<(&mut VulkanExecutor, &Products, bool)> {
         if self.products.is_none() {
@@ -249,7 +249,7 @@ impl State {
     /// Encodes as many tiles as fit the buffers.
     fn encode(&mut self, trellis: Trellis, wanted: &[u8], rows: &mut [[u64; TILE]]) -> Result<()> {
         let states = self.states(trellis)?;
-        let State { device, targets, costs: (costs, room), rows: found, .. } = self;
+        let SearchState { device, targets, costs: (costs, room), rows: found, .. } = self;
         let heads = STATES >> trellis.step;
         let shared = |together: usize| together * (4 * heads + 8 * STEPS + 20);
         let fits = shared(2) <= device.info().max_shared as usize;

@@ -84,7 +84,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
         // A drafter that saw the texts before could predict them.
         let mut drafting = drafting::build(&chosen, &drafted, ui)?;
         for (i, prompt) in prompts.iter().enumerate() {
-            let mut ways: [Option<Way>; 2] = [None, None];
+            let mut ways: [Option<TimedText>; 2] = [None, None];
             // Runs both ways alternately. Each of them is first equally often.
             for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
                 let way_of = if way == 0 { &mut off } else { &mut drafting };
@@ -125,7 +125,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
 }
 
 /// A text that was generated with or without drafts.
-struct Way {
+struct TimedText {
     text: Vec<Token>,
     stats: Stats,
 }
@@ -143,8 +143,8 @@ struct TimedPair {
 }
 
 impl TimedPair {
-    fn of(plain: &Way, drafted: &Way) -> TimedPair {
-        let speed = |w: &Way| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
+    fn of(plain: &TimedText, drafted: &TimedText) -> TimedPair {
+        let speed = |w: &TimedText| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
         TimedPair {
             plain: speed(plain),
             drafted: speed(drafted),
@@ -178,7 +178,7 @@ fn once(
     prompt: &BenchPrompt,
     stops: &[Token],
     tokens: usize,
-) -> Result<Way> {
+) -> Result<TimedText> {
     let never = AtomicBool::new(false);
     let limits = GenerationLimits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
@@ -195,7 +195,7 @@ fn once(
         &mut stats,
         &mut |_| Flow::Continue,
     )?;
-    Ok(Way { text: history.split_off(prompt.tokens.len()), stats })
+    Ok(TimedText { text: history.split_off(prompt.tokens.len()), stats })
 }
 
 /// Limit of tokenizer.json in bytes.

@@ -197,7 +197,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     if let Some(checkpoint) = source.checkpoint() {
         quant::check_source(checkpoint, &plan, &how)?;
     }
-    let job = Job { options, source: &source, plan: &plan, how: &how, ui };
+    let job = ConversionJob { options, source: &source, plan: &plan, how: &how, ui };
     if options.dry_run {
         let importance = Importance::Relative(&prior);
         return job.print_plan(&mut nearest, calibrated.is_some(), importance);
@@ -274,7 +274,7 @@ fn third_argument(kind: &str) -> Fault {
 }
 
 /// A planned conversion.
-struct Job<'a> {
+struct ConversionJob<'a> {
     options: &'a QuantizeArgs,
     source: &'a Weights,
     plan: &'a QuantPlan,
@@ -282,7 +282,7 @@ struct Job<'a> {
     ui: &'a Ui,
 }
 
-impl Job<'_> {
+impl ConversionJob<'_> {
     /// Prints the plan, with the error that recipe int4 would have for comparison.
     fn print_plan(
         &self,

@@ -124,9 +124,9 @@ pub struct Metrics {
 }
 
 /// A counter's name, type and meaning, and the counter of a model.
-type Row = (&'static str, &'static str, &'static str, fn(&Metrics) -> &Counter);
+type CounterRow = (&'static str, &'static str, &'static str, fn(&Metrics) -> &Counter);
 
-const ROWS: [Row; 14] = [
+const ROWS: [CounterRow; 14] = [
     ("gemma_model_loaded", "gauge", "Whether the model is loaded.", |m| &m.loaded),
     ("gemma_model_loads_total", "counter", "Loads of the model.", |m| &m.loads),
     ("gemma_queue_length", "gauge", "Texts that wait for a context.", |m| &m.waiting),

@@ -125,14 +125,14 @@ enum Phase {
     Ended,
 }
 
-struct State {
+struct QueueState {
     phase: Phase,
     waiting: VecDeque<ClientRequest>,
 }
 
 /// A bounded queue with the phase of its engine and the metrics of its model.
 pub struct RequestQueue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     wake: Condvar,
     limit: Arc<QueueLimit>,
     grace: Duration,
@@ -141,11 +141,11 @@ pub struct RequestQueue {
 
 impl RequestQueue {
     pub fn new(limit: Arc<QueueLimit>, metrics: Arc<Metrics>, grace: Duration) -> RequestQueue {
-        let state = State { phase: Phase::Loading, waiting: VecDeque::new() };
+        let state = QueueState { phase: Phase::Loading, waiting: VecDeque::new() };
         RequestQueue { state: Mutex::new(state), wake: Condvar::new(), limit, grace, metrics }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -167,7 +167,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    fn open(&self, state: &State) -> Result<(), ApiError> {
+    fn open(&self, state: &QueueState) -> Result<(), ApiError> {
         match state.phase {
             Phase::Ready => Ok(()),
             Phase::Loading => Err(ApiError::new(503, "the model is being loaded").code("loading")),

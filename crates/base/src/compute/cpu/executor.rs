@@ -1,7 +1,7 @@
 //! Executor for plans on the CPU. All workers process the dispatch list together, with a barrier
 //! only before a dispatch that needs rows of other workers.
 
-use super::attention::{self, Attention, MAX_SLOTS, Work};
+use super::attention::{self, AttentionInput, MAX_SLOTS, Work};
 use super::bandwidth::{probe_bytes, read_bandwidth};
 use super::experts::{ExpertCall, distinct};
 use super::idle::Idle;
@@ -48,7 +48,7 @@ impl Default for CpuOptions {
     }
 }
 
-struct Recorded {
+struct RecordedPlan {
     dispatches: Vec<Dispatch>,
     step: BufferId,
     layout: StepLayout,
@@ -62,7 +62,7 @@ pub struct CpuExecutor {
     packed: Vec<PackedMatrix>,
     /// Weights for the reference, which are only kept with `check`.
     canonical: Option<Vec<Matrix<'static>>>,
-    plans: Vec<Recorded>,
+    plans: Vec<RecordedPlan>,
     work: Vec<Mutex<Work>>,
     spare: Vec<Mutex<Vec<f32>>>,
     profile: Option<Mutex<Vec<KernelTime>>>,
@@ -198,7 +198,7 @@ impl CpuExecutor {
             }
             Op::Attention(op) => {
                 let max_rows = layout.max_rows;
-                let call = Attention { buffers: &self.buffers, op, max_rows, step };
+                let call = AttentionInput { buffers: &self.buffers, op, max_rows, step };
                 let mut work = self.work[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 for (kv_head, slots) in attention_tasks(op.kv.n_kv_heads, call.slots(), worker) {
                     attention::attend(self.isa, &call, kv_head, slots, &mut work);
@@ -336,7 +336,7 @@ impl CpuExecutor {
         }
     }
 
-    fn run_all(&self, recorded: &Recorded, step: &StepView<'_>) {
+    fn run_all(&self, recorded: &RecordedPlan, step: &StepView<'_>) {
         let list = &recorded.dispatches;
         self.pool.run(&|worker| {
             let mut since = Instant::now();
@@ -378,7 +378,7 @@ impl CpuExecutor {
     /// error at the first difference.
     fn run_checked(
         &self,
-        recorded: &Recorded,
+        recorded: &RecordedPlan,
         step: &StepView<'_>,
         canonical: &[Matrix<'static>],
     ) -> Result<()> {
@@ -521,7 +521,7 @@ impl Executor for CpuExecutor {
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
-        self.plans.push(Recorded { dispatches: plan.dispatches, step, layout });
+        self.plans.push(RecordedPlan { dispatches: plan.dispatches, step, layout });
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 

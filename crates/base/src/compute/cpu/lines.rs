@@ -11,7 +11,7 @@ pub struct Lines {
     start: NonNull<u8>,
     len: usize,
     /// Keeps the memory allocated.
-    _block: Option<Arc<Block>>,
+    _block: Option<Arc<LineBlock>>,
 }
 
 // SAFETY: the value consists of plain bytes, and no other `Lines` has any of them.
@@ -27,19 +27,19 @@ const HUGE_PAGE: usize = 2 << 20;
 const SHARED: usize = 2 * HUGE_PAGE;
 
 /// Memory from the allocator, which is freed on drop.
-struct Block {
+struct LineBlock {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: the pointer is only used to free the memory.
-unsafe impl Send for Block {}
+unsafe impl Send for LineBlock {}
 // SAFETY: as above.
-unsafe impl Sync for Block {}
+unsafe impl Sync for LineBlock {}
 
-impl Block {
+impl LineBlock {
     /// Allocates `len` bytes. `len` must not be 0.
-    fn new(len: usize) -> Arc<Block> {
+    fn new(len: usize) -> Arc<LineBlock> {
         let layout = Layout::from_size_align(len, HUGE_PAGE)
             .expect("a matrix in memory has no more than isize::MAX bytes");
         // SAFETY: the layout is not empty.
@@ -48,11 +48,11 @@ impl Block {
         };
         // SAFETY: the range was just allocated, and starts on a page.
         unsafe { os::memory::prefer_huge_pages(start, len) };
-        Arc::new(Block { start, layout })
+        Arc::new(LineBlock { start, layout })
     }
 }
 
-impl Drop for Block {
+impl Drop for LineBlock {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
@@ -61,7 +61,7 @@ impl Drop for Block {
 
 /// Blocks for small matrices, and the used bytes of each. A block exists as long as one of its
 /// matrices.
-static OPEN: Mutex<Vec<(Weak<Block>, usize)>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<(Weak<LineBlock>, usize)>> = Mutex::new(Vec::new());
 
 impl Lines {
     /// Allocates `len` zero bytes, and writes to all of their pages.
@@ -80,9 +80,9 @@ impl Lines {
     }
 
     /// Returns a block with `len` free bytes, and their offset.
-    fn place(len: usize) -> (Arc<Block>, usize) {
+    fn place(len: usize) -> (Arc<LineBlock>, usize) {
         if len >= HUGE_PAGE {
-            return (Block::new(len), 0);
+            return (LineBlock::new(len), 0);
         }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(block, _)| block.strong_count() > 0);
@@ -97,7 +97,7 @@ impl Lines {
                 return (block, offset);
             }
         }
-        let block = Block::new(SHARED);
+        let block = LineBlock::new(SHARED);
         open.push((Arc::downgrade(&block), len.next_multiple_of(ALIGN)));
         (block, 0)
     }

@@ -13,11 +13,11 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::PoisonError;
 
-type Job = *const (dyn Fn(&Worker<'_>) + Sync);
+type PoolJob = *const (dyn Fn(&Worker<'_>) + Sync);
 
 /// Threads that wait for work. The thread that calls [`Pool::run`] is worker 0.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
     /// Held while a closure runs, so that callers take turns.
     turn: Mutex<()>,
@@ -29,14 +29,14 @@ pub struct Worker<'a> {
     pub index: usize,
     /// Number of workers in this run.
     pub count: usize,
-    shared: &'a Shared,
+    shared: &'a PoolState,
 }
 
-struct Shared {
+struct PoolState {
     /// Number of the current run. It is written after `job`, so a thread that sees it also sees the
     /// job.
     epoch: AtomicU64,
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<PoolJob>>,
     /// Number of workers, without the caller, that have not finished the current run.
     running: AtomicUsize,
     /// Number of workers that wait at the current barrier, and number of passed barriers.
@@ -51,10 +51,10 @@ struct Shared {
 
 // SAFETY: `job` is written by the caller of `run` only while all workers wait for the next epoch,
 // and read by them only after an acquiring load of `epoch` that saw the caller's releasing store.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 // SAFETY: the job pointer is only ever followed while `run` keeps the closure, which is `Sync`,
 // alive.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
 /// State of one sleeping worker.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl Pool {
     /// Starts `threads - 1` threads. The caller of `run` is the last worker.
     pub fn new(threads: usize) -> Result<Pool> {
         ensure!(threads >= 1, "a thread pool needs at least one thread");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             running: AtomicUsize::new(0),
@@ -113,8 +113,9 @@ impl Pool {
             *lock(&shared.seats[0].thread) = Some(thread::current());
             // SAFETY: the lifetime is erased, but `run` returns (or unwinds) only after every
             // worker has finished with `f`.
-            let job =
-                unsafe { std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(f) };
+            let job = unsafe {
+                std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), PoolJob>(f)
+            };
             // SAFETY: all workers wait for the next epoch, so none reads the cell.
             shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
             shared.running.store(count - 1, Ordering::Relaxed);
@@ -182,7 +183,7 @@ impl Worker<'_> {
     }
 }
 
-impl Shared {
+impl PoolState {
     /// Main loop of one thread.
     fn work(&self, index: usize) {
         let mut seen = 0;

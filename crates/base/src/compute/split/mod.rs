@@ -30,7 +30,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-struct Buffer {
+struct SplitBuffer {
     label: String,
     bytes: usize,
     /// Its buffers on the device and on the host, if allocated.
@@ -42,19 +42,19 @@ struct Buffer {
 }
 
 /// A piece of a recorded plan.
-enum Recorded {
+enum RecordedPiece {
     Run(Side, PlanId),
     Copy(BufferId, RowSet, Side),
 }
 
-struct Pass {
-    pieces: Arc<[Recorded]>,
+struct SplitPass {
+    pieces: Arc<[RecordedPiece]>,
     step: BufferId,
     layout: StepLayout,
 }
 
-/// A plan that was started.
-struct Begun {
+/// State of a plan that was started.
+struct PlanProgress {
     plan: PlanId,
     /// Index of the next piece, and the side that still works on the one before.
     next: usize,
@@ -68,13 +68,13 @@ pub struct SplitExecutor {
     sides: [Box<dyn Executor>; 2],
     /// Layers on the device, and layers in total.
     layers: [u16; 2],
-    buffers: Vec<Buffer>,
+    buffers: Vec<SplitBuffer>,
     weights: Vec<(Side, WeightId)>,
-    passes: Vec<Pass>,
+    passes: Vec<SplitPass>,
     /// The caller's last write to each step buffer.
     steps: HashMap<BufferId, Vec<u32>>,
     crossing: Vec<u8>,
-    begun: Option<Begun>,
+    begun: Option<PlanProgress>,
 }
 
 impl SplitExecutor {
@@ -206,18 +206,19 @@ impl SplitExecutor {
         if let Some(side) = begun.running.take() {
             self.sides[side as usize].finish(None)?;
         }
-        let Pass { pieces, layout, .. } = &self.passes[begun.plan.0 as usize];
+        let SplitPass { pieces, layout, .. } = &self.passes[begun.plan.0 as usize];
         let (pieces, max_rows) = (pieces.clone(), layout.max_rows);
         for (i, piece) in pieces.iter().enumerate().skip(begun.next) {
             match *piece {
-                Recorded::Run(side, plan) => {
+                RecordedPiece::Run(side, plan) => {
                     if self.sides[side as usize].start(plan, None)? {
-                        self.begun = Some(Begun { next: i + 1, running: Some(side), ..begun });
+                        self.begun =
+                            Some(PlanProgress { next: i + 1, running: Some(side), ..begun });
                         return Ok(true);
                     }
                     self.sides[side as usize].finish(None)?;
                 }
-                Recorded::Copy(id, rows, to) => {
+                RecordedPiece::Copy(id, rows, to) => {
                     let rows = begun.live[(rows == RowSet::Selected) as usize].clone();
                     if !rows.is_empty() {
                         self.copy(id, rows, max_rows, to)?;
@@ -253,7 +254,7 @@ impl Executor for SplitExecutor {
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         let (label, early) = (label.to_owned(), Vec::new());
-        self.buffers.push(Buffer { label, bytes, at: [None; 2], early, home: Side::Host });
+        self.buffers.push(SplitBuffer { label, bytes, at: [None; 2], early, home: Side::Host });
         Ok(BufferId(self.buffers.len() as u32 - 1))
     }
 
@@ -306,7 +307,7 @@ impl Executor for SplitExecutor {
         let mut pieces = Vec::new();
         for piece in cut(self.sided(plan)) {
             pieces.push(match piece {
-                Piece::Copy(id, rows, to) => Recorded::Copy(id, rows, to),
+                Piece::Copy(id, rows, to) => RecordedPiece::Copy(id, rows, to),
                 Piece::Run(side, mut dispatches) => {
                     for dispatch in &mut dispatches {
                         dispatch.op.uses(&mut |used| {
@@ -317,11 +318,11 @@ impl Executor for SplitExecutor {
                     }
                     let plan = self.translate(side, dispatches)?;
                     let step = self.place(step, side)?;
-                    Recorded::Run(side, self.sides[side as usize].record(plan, step, layout)?)
+                    RecordedPiece::Run(side, self.sides[side as usize].record(plan, step, layout)?)
                 }
             });
         }
-        self.passes.push(Pass { pieces: pieces.into(), step, layout });
+        self.passes.push(SplitPass { pieces: pieces.into(), step, layout });
         Ok(PlanId(self.passes.len() as u32 - 1))
     }
 
@@ -329,7 +330,7 @@ impl Executor for SplitExecutor {
         let pass = &self.passes[plan.0 as usize];
         let step = pass.layout.view(&self.steps[&pass.step]);
         let live = [RowSet::All, RowSet::Selected].map(|set| step.live(set));
-        self.begun = Some(Begun { plan, next: 0, live, running: None });
+        self.begun = Some(PlanProgress { plan, next: 0, live, running: None });
         self.advance()
     }
 

@@ -37,7 +37,7 @@ const _: () = assert!(3 * DEAREST < UNREACHED && UNREACHED <= u16::MAX - DEAREST
 /// States of [`LANES`] heads with the same oldest bits. [`head_of_lane`] maps lanes to heads.
 #[derive(Clone)]
 #[repr(align(64))]
-struct Block {
+struct StateBlock {
     /// The two integers of each state plus [`OFFSET`].
     pairs: [[u8; 2]; LANES],
     /// Twice the sum of the squares of `pairs`.
@@ -89,7 +89,7 @@ struct Search {
 }
 
 /// One tile's part of a step of the search.
-struct Step<'a> {
+struct SearchStep<'a> {
     quarters: [i8; 2],
     front: &'a [[u16; 2]],
     next: &'a mut [[u16; LANES]],
@@ -99,7 +99,7 @@ struct Step<'a> {
 pub struct Viterbi {
     trellis: Trellis,
     // [heads / LANES, 2^step]: blocks that differ in the oldest bits are adjacent
-    blocks: Vec<Block>,
+    blocks: Vec<StateBlock>,
     searches: [Search; TOGETHER],
 }
 
@@ -114,7 +114,7 @@ impl Viterbi {
             let integers: [_; LANES] = std::array::from_fn(|i| {
                 trellis.integers((high * heads + head + head_of_lane(i)) as u32)
             });
-            Block {
+            StateBlock {
                 pairs: integers.map(|pair| pair.map(|x| (x + OFFSET) as u8)),
                 squares: integers.map(|[x, y]| 2 * (x * x + y * y) as u16),
             }
@@ -192,7 +192,7 @@ impl Viterbi {
         let (settled, mut least) = (STATE_BITS.div_ceil(step) as usize, [0; N]);
         for t in 0..length - ends.is_some() as usize {
             let (blocks, mut searches) = (&self.blocks, self.searches.iter_mut());
-            let steps: [Step<'_>; N] = std::array::from_fn(|n| {
+            let steps: [SearchStep<'_>; N] = std::array::from_fn(|n| {
                 let Search { front, costs } = searches.next().expect("memory of every tile");
                 let (before, next) = costs[t * heads..][..2 * heads].split_at_mut(heads);
                 if let Some(ends) = ends {
@@ -201,7 +201,7 @@ impl Viterbi {
                 let target = targets[n][t];
                 let floor = if t < settled { 0 } else { least[n] };
                 fill_front(front, before, target.base.wrapping_sub(floor), step);
-                Step { quarters: target.quarters, front, next: next.as_chunks_mut().0 }
+                SearchStep { quarters: target.quarters, front, next: next.as_chunks_mut().0 }
             });
             least = advance(step, blocks, steps);
         }
@@ -278,9 +278,13 @@ fn cheapest_of(trellis: Trellis, costs: &[u16], quarters: [i8; 2], head: u32) ->
 /// Adds the costs of states to the costs before them. States that differ only in their oldest bits
 /// form a set, and the least cost of each set is written to `next`. Returns the least cost of each
 /// tile.
-fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) -> [u16; N] {
+fn advance<const N: usize>(
+    step: u32,
+    blocks: &[StateBlock],
+    steps: [SearchStep<'_>; N],
+) -> [u16; N] {
     assert!(step >= 4 && blocks.len() == STATES / LANES);
-    for Step { front, next, .. } in &steps {
+    for SearchStep { front, next, .. } in &steps {
         assert!(front.len() == STATES >> step.max(5) && next.len() == blocks.len() >> step);
     }
     #[cfg(target_arch = "x86_64")]
@@ -306,8 +310,12 @@ fn in_front(step: u32, at: usize) -> (usize, usize) {
 }
 
 /// Like [`advance`], on any processor.
-fn portable<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) -> [u16; N] {
-    steps.map(|Step { quarters: [x, y], front, next }| {
+fn portable<const N: usize>(
+    step: u32,
+    blocks: &[StateBlock],
+    steps: [SearchStep<'_>; N],
+) -> [u16; N] {
+    steps.map(|SearchStep { quarters: [x, y], front, next }| {
         let mut all = u16::MAX;
         for (at, next) in next.iter_mut().enumerate() {
             let (first, stride) = in_front(step, at);
@@ -439,11 +447,11 @@ mod tests {
             for (front, costs) in front.iter_mut().zip(&costs) {
                 fill_front(front, costs, target.base, step);
             }
-            type Advance<'a> = &'a dyn Fn([Step<'_>; 2]) -> [u16; 2];
+            type Advance<'a> = &'a dyn Fn([SearchStep<'_>; 2]) -> [u16; 2];
             let found = |f: Advance<'_>| {
                 let mut next = [(); 2].map(|()| vec![0u16; heads]);
                 let [a, b] = &mut next;
-                let least = f([(&front[0], a), (&front[1], b)].map(|(front, next)| Step {
+                let least = f([(&front[0], a), (&front[1], b)].map(|(front, next)| SearchStep {
                     quarters: target.quarters,
                     front,
                     next: next.as_chunks_mut().0,

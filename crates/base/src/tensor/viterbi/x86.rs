@@ -1,6 +1,6 @@
 //! Steps of the search for processors with AVX2 and AVX-512.
 
-use super::{Block, LANES, Step, Trellis, cheapest_of, in_front};
+use super::{LANES, SearchStep, StateBlock, Trellis, cheapest_of, in_front};
 use std::arch::x86_64::*;
 use std::array::from_fn;
 
@@ -25,8 +25,8 @@ fn both(front: &[u16; 2]) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw")]
 pub unsafe fn advance_avx512<const N: usize>(
     step: u32,
-    blocks: &[Block],
-    steps: [Step<'_>; N],
+    blocks: &[StateBlock],
+    steps: [SearchStep<'_>; N],
 ) -> [u16; N] {
     let quarters: [_; N] =
         from_fn(|n| _mm512_set1_epi16(i16::from_le_bytes(steps[n].quarters.map(|q| q as u8))));
@@ -71,8 +71,8 @@ pub unsafe fn advance_avx512<const N: usize>(
 #[target_feature(enable = "avx2")]
 pub unsafe fn advance_avx2<const N: usize>(
     step: u32,
-    blocks: &[Block],
-    steps: [Step<'_>; N],
+    blocks: &[StateBlock],
+    steps: [SearchStep<'_>; N],
 ) -> [u16; N] {
     let quarters: [_; N] =
         from_fn(|n| _mm256_set1_epi16(i16::from_le_bytes(steps[n].quarters.map(|q| q as u8))));

@@ -29,7 +29,7 @@ const MAX_NAME: usize = 1 << 16;
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct GgufEntry {
     pub name: String,
     /// A code with a GGUF type.
     pub code: Code,
@@ -52,13 +52,13 @@ fn cut(bytes: [u8; 8]) -> i64 {
 }
 
 /// Cursor over the bytes of the header.
-struct Reader<'a> {
+struct HeaderReader<'a> {
     file: &'a str,
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> HeaderReader<'a> {
     fn take(&mut self, n: usize, what: &str) -> Result<&'a [u8], Fault> {
         let part = self.at.checked_add(n).and_then(|end| self.bytes.get(self.at..end));
         let Some(part) = part else {
@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads one entry of the tensor list. Its range is relative to the start of the data.
-    fn tensor(&mut self) -> Result<Entry, Fault> {
+    fn tensor(&mut self) -> Result<GgufEntry, Fault> {
         let name = self.name("the name of a tensor")?;
         let bad = |what: String| damaged(self.file, format!("tensor `{name}` {what}"));
         let n_dims = self.u32("the list of tensors")?;
@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
             .and_then(|n| (n / ggml.weights).checked_mul(ggml.bytes));
         let end = bytes.and_then(|n| usize::try_from(offset).ok()?.checked_add(n));
         match end {
-            Some(end) => Ok(Entry { name, code, ggml, shape, range: offset as usize..end }),
+            Some(end) => Ok(GgufEntry { name, code, ggml, shape, range: offset as usize..end }),
             None => Err(bad(format!("has the impossible shape {shape:?} at offset {offset}"))),
         }
     }
@@ -232,11 +232,11 @@ impl<'a> Reader<'a> {
 
 /// Reads and checks the header of a whole file. `file` is only used in errors. Tensors are in the
 /// order of their data.
-pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<Entry>)> {
-    Ok(read(&mut Reader { file, bytes, at: 0 })?)
+pub fn parse(file: &str, bytes: &[u8]) -> Result<(Metadata, Vec<GgufEntry>)> {
+    Ok(read(&mut HeaderReader { file, bytes, at: 0 })?)
 }
 
-fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
+fn read(r: &mut HeaderReader<'_>) -> Result<(Metadata, Vec<GgufEntry>), Fault> {
     if r.bytes.get(..4) != Some(MAGIC) {
         foreign::check_bytes(r.file, r.bytes)?;
         return Err(damaged(r.file, "it does not begin with the letters GGUF"));
@@ -296,7 +296,7 @@ fn read(r: &mut Reader<'_>) -> Result<(Metadata, Vec<Entry>), Fault> {
 /// Converts ranges in the data to ranges in the file. Sorts them and checks bounds and overlaps.
 fn place(
     file: &str,
-    entries: &mut [Entry],
+    entries: &mut [GgufEntry],
     start: usize,
     alignment: usize,
     len: usize,

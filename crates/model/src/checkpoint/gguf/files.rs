@@ -1,6 +1,6 @@
 //! Finds the files of a GGUF model: one file, or parts named `name-00001-of-0000N.gguf`.
 
-use super::container::{self, Entry, MAGIC};
+use super::container::{self, GgufEntry, MAGIC};
 use super::metadata::Metadata;
 use crate::checkpoint::store::{Bytes, Store};
 use anyhow::Result;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// A GGUF model with all its parts opened and checked.
 #[derive(Debug)]
-pub struct Model {
+pub struct GgufFiles {
     /// The directory of the parts.
     pub store: Store,
     pub names: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Model {
     /// Metadata of the first part.
     pub metadata: Metadata,
     /// (part, tensor) pairs, ordered by part and then by offset in the file.
-    pub tensors: Vec<(usize, Entry)>,
+    pub tensors: Vec<(usize, GgufEntry)>,
 }
 
 /// Returns the GGUF file of `path`: itself, or the only model in the directory. `None` if `path` is
@@ -99,13 +99,13 @@ fn begins_as_gguf(path: &Path) -> bool {
 }
 
 /// Parsed name of one file of a split model.
-struct Part<'a> {
+struct PartName<'a> {
     stem: &'a str,
     number: usize,
     count: usize,
 }
 
-impl Part<'_> {
+impl PartName<'_> {
     /// Returns the name of the part with this number.
     fn name(&self, number: usize) -> String {
         format!("{}-{number:05}-of-{:05}.gguf", self.stem, self.count)
@@ -113,7 +113,7 @@ impl Part<'_> {
 }
 
 /// Parses a name such as `stem-00002-of-00005.gguf`.
-fn part_of(name: &str) -> Option<Part<'_>> {
+fn part_of(name: &str) -> Option<PartName<'_>> {
     let rest = name.strip_suffix(".gguf")?;
     let (rest, count) = rest.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
@@ -121,14 +121,14 @@ fn part_of(name: &str) -> Option<Part<'_>> {
         (s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().ok()).flatten()
     };
     let (number, count) = (parse(number)?, parse(count)?);
-    (1..=count).contains(&number).then_some(Part { stem, number, count })
+    (1..=count).contains(&number).then_some(PartName { stem, number, count })
 }
 
 /// Opens the file and, if it is one of several parts, all others.
-pub fn open(path: &Path) -> Result<Model> {
+pub fn open(path: &Path) -> Result<GgufFiles> {
     let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut model = Model {
+    let mut model = GgufFiles {
         store: Store::Directory(dir.to_owned()),
         names: vec![name.clone()],
         parts: Vec::new(),

@@ -24,13 +24,13 @@ const THETA: f64 = 1e4;
 const CENTROIDS: [&str; 2] = ["masked_embd_centroids.weight", "mtp.centroids.weight"];
 
 /// Reads the keys of a file and checks their types.
-struct Reader<'a> {
+struct Gemma4Keys<'a> {
     metadata: &'a Metadata,
     /// Name of the architecture, the first part of its keys.
     architecture: &'a str,
 }
 
-impl Reader<'_> {
+impl Gemma4Keys<'_> {
     /// Returns the full name of a key.
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.architecture)
@@ -172,9 +172,9 @@ pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     Ok(json)
 }
 
-fn reader<'a>(file: &GgufModel<'a>) -> Reader<'a> {
+fn reader<'a>(file: &GgufModel<'a>) -> Gemma4Keys<'a> {
     let architecture = file.metadata.text("general.architecture").unwrap_or_default();
-    Reader { metadata: file.metadata, architecture }
+    Gemma4Keys { metadata: file.metadata, architecture }
 }
 
 /// Returns the `config.json` equivalent of the keys of an assistant's file.

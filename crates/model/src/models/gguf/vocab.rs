@@ -103,15 +103,15 @@ fn damaged(what: impl std::fmt::Display) -> Fault {
 }
 
 /// A vocabulary in the form of `tokenizer.json`.
-struct Pieces {
+struct VocabularyPieces {
     /// Text by id; `None` for padding.
     texts: Vec<Option<String>>,
     scores: Vec<f32>,
     types: Vec<i64>,
 }
 
-impl Pieces {
-    fn read(metadata: &Metadata) -> Result<Pieces, Fault> {
+impl VocabularyPieces {
+    fn read(metadata: &Metadata) -> Result<VocabularyPieces, Fault> {
         let missing = |key: &str| damaged(format!("lacks `{key}`"));
         let tokens = metadata.texts(TOKENS).ok_or_else(|| missing(TOKENS))?;
         let no_scores = vec![0.0; tokens.len()];
@@ -144,12 +144,12 @@ impl Pieces {
         if let Some(id) = scores.iter().position(|s| s.is_nan()) {
             return Err(damaged(format!("has a score that is not a number, of id {id}")));
         }
-        Ok(Pieces::new(tokens, scores, types))
+        Ok(VocabularyPieces::new(tokens, scores, types))
     }
 
     /// Restores SentencePiece's pieces from a converter's output.
-    fn new(tokens: &[String], scores: &[f32], types: &[i64]) -> Pieces {
-        let mut pieces = Pieces {
+    fn new(tokens: &[String], scores: &[f32], types: &[i64]) -> VocabularyPieces {
+        let mut pieces = VocabularyPieces {
             texts: Vec::with_capacity(tokens.len()),
             scores: scores.to_vec(),
             types: types.to_vec(),
@@ -244,7 +244,7 @@ impl Pieces {
 }
 
 #[derive(Serialize)]
-struct File<'a> {
+struct TokenizerJson<'a> {
     version: &'static str,
     truncation: Option<()>,
     padding: Option<()>,
@@ -253,11 +253,11 @@ struct File<'a> {
     pre_tokenizer: Value,
     post_processor: Value,
     decoder: Value,
-    model: Model<'a>,
+    model: BpeModel<'a>,
 }
 
 #[derive(Serialize)]
-struct Model<'a> {
+struct BpeModel<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     dropout: Option<()>,
@@ -268,11 +268,11 @@ struct Model<'a> {
     byte_fallback: bool,
     ignore_merges: bool,
     #[serde(serialize_with = "vocab")]
-    vocab: &'a Pieces,
+    vocab: &'a VocabularyPieces,
     merges: Vec<(&'a str, &'a str)>,
 }
 
-fn vocab<S: Serializer>(pieces: &Pieces, to: S) -> Result<S::Ok, S::Error> {
+fn vocab<S: Serializer>(pieces: &VocabularyPieces, to: S) -> Result<S::Ok, S::Error> {
     to.collect_map(
         pieces.texts.iter().enumerate().filter_map(|(id, text)| Some((text.as_deref()?, id))),
     )
@@ -280,7 +280,7 @@ fn vocab<S: Serializer>(pieces: &Pieces, to: S) -> Result<S::Ok, S::Error> {
 
 /// Builds `tokenizer.json` so that it returns the same ids as SentencePiece.
 pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
-    let pieces = Pieces::read(metadata)?;
+    let pieces = VocabularyPieces::read(metadata)?;
     let ids = pieces.ids()?;
     let merges = match metadata.texts(MERGES) {
         None => pieces.merges(&ids),
@@ -311,7 +311,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         }),
         None => Value::Null,
     };
-    let file = File {
+    let file = TokenizerJson {
         version: "1.0",
         truncation: None,
         padding: None,
@@ -323,7 +323,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         decoder: json!({"type": "Sequence", "decoders": [
             {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
                 {"type": "ByteFallback"}, {"type": "Fuse"}]}),
-        model: Model {
+        model: BpeModel {
             kind: "BPE",
             dropout: None,
             unk_token: named(super::UNK).map(|(_, unk)| unk),
@@ -350,10 +350,10 @@ pub struct GgufVocabulary {
 }
 
 #[derive(Deserialize)]
-struct Source {
+struct TokenizerSource {
     model: SourceModel,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedPiece>,
 }
 
 #[derive(Deserialize)]
@@ -363,7 +363,7 @@ struct SourceModel {
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedPiece {
     id: usize,
     content: String,
     special: bool,
@@ -379,7 +379,7 @@ impl GgufVocabulary {
     /// Converts a tokenizer to `size` pieces. Larger ids are left out, holes are padding. Scores
     /// are merge ranks.
     pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
-        let source: Source = serde_json::from_slice(tokenizer_json)?;
+        let source: TokenizerSource = serde_json::from_slice(tokenizer_json)?;
         let dialect = Dialect::of_vocabulary(|token| {
             source.added_tokens.iter().any(|added| added.content == token)
         });
@@ -418,7 +418,7 @@ impl GgufVocabulary {
                 rank -= 1.0;
             }
         }
-        let pieces = Pieces::new(&out.tokens, &out.scores, &out.types);
+        let pieces = VocabularyPieces::new(&out.tokens, &out.scores, &out.types);
         let same = |(ours, theirs): (&(&str, &str), &MergedPair)| {
             *ours == (theirs.0.as_str(), theirs.1.as_str())
         };

@@ -67,8 +67,8 @@ pub struct Parts {
 }
 
 #[derive(Deserialize)]
-struct File {
-    model: Model,
+struct TokenizerFile {
+    model: ModelSection,
     #[serde(default)]
     added_tokens: Vec<AddedEntry>,
     normalizer: Option<Value>,
@@ -84,10 +84,10 @@ struct AddedEntry {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ModelSection {
     #[serde(rename = "type")]
     kind: Option<String>,
-    vocab: Pieces,
+    vocab: PieceIds,
     merges: Vec<MergedPair>,
     unk_token: Option<String>,
     byte_fallback: Option<bool>,
@@ -97,17 +97,17 @@ struct Model {
     end_of_word_suffix: Option<String>,
 }
 
-struct Pieces(Vocab);
+struct PieceIds(Vocab);
 
-impl<'de> Deserialize<'de> for Pieces {
+impl<'de> Deserialize<'de> for PieceIds {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
-            type Value = Pieces;
+            type Value = PieceIds;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("pieces and their ids")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pieces, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<PieceIds, A::Error> {
                 let mut vocab = Vocab::new();
                 while let Some((piece, id)) = map.next_entry::<String, u32>()? {
                     if id >= MAX_ID {
@@ -117,7 +117,7 @@ impl<'de> Deserialize<'de> for Pieces {
                     }
                     vocab.insert(piece, id);
                 }
-                Ok(Pieces(vocab))
+                Ok(PieceIds(vocab))
             }
         }
         from.deserialize_map(Entries)
@@ -156,7 +156,7 @@ impl<'de> Deserialize<'de> for MergedPair {
 
 /// Reads and checks a file. `named` are the tokens with a role in the model's configuration.
 pub fn read(bytes: &[u8], named: &[Token]) -> Result<Parts> {
-    let mut file: File = serde_json::from_slice(bytes)?;
+    let mut file: TokenizerFile = serde_json::from_slice(bytes)?;
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
     ensure!(kind == "BPE", foreign(format!("its model is {kind}, and Gemma's is BPE")));
     for (option, value) in [
@@ -208,7 +208,7 @@ fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
     pieces[id as usize] = piece_bytes(piece);
 }
 
-fn model(model: Model) -> Result<BPE> {
+fn model(model: ModelSection) -> Result<BPE> {
     let longest = model.vocab.0.keys().map(String::len).max().unwrap_or(0);
     for MergedPair(a, b) in &model.merges {
         // The crate's buffer has the length of the longest piece.

@@ -1,6 +1,6 @@
 //! The backward pass of a layer: gradients at its input and at the output of each matrix.
 
-use super::{DECODE, Layer, Values};
+use super::{DECODE, Layer, StepOutputs};
 use anyhow::{Context, Result, bail};
 use gemma_base::tensor::encode::CodingDevice;
 use gemma_base::tensor::product::{View, multiply};
@@ -17,7 +17,7 @@ impl Layer<'_> {
     /// it. `x` is the stream before the layer. Both are `[tokens, dim]`.
     pub fn backward(&self, x: &[f32], d: &mut [f32], found: Found<'_>) -> Result<()> {
         let mut x = x.to_vec();
-        let (mut values, mut inputs): (Values, Vec<Values>) = (Vec::new(), Vec::new());
+        let (mut values, mut inputs): (StepOutputs, Vec<StepOutputs>) = (Vec::new(), Vec::new());
         for step in &self.steps {
             // A norm reads the stream itself.
             let is_norm = matches!(step, Step::Norm(_));
@@ -36,10 +36,10 @@ impl Layer<'_> {
         &self,
         step: &Step,
         input: &[Vec<f32>],
-        dv: Values,
+        dv: StepOutputs,
         d: &mut [f32],
         found: Found<'_>,
-    ) -> Result<Values> {
+    ) -> Result<StepOutputs> {
         Ok(match step {
             Step::Norm(role) => {
                 let back = self.norm_back(*role, &input[0], dv.first().context("a norm is read")?);

@@ -5,16 +5,16 @@
 //! start with the weights of their sources.
 
 /// Weights by set and feature.
-type Weights = [[f32; 7]; 19];
+type FeatureWeights = [[f32; 7]; 19];
 
 /// Returns the weights. `warm` means a temperature above 0.
-pub fn weights(warm: bool) -> &'static Weights {
+pub fn weights(warm: bool) -> &'static FeatureWeights {
     if warm { &WARM } else { &COLD }
 }
 
 #[rustfmt::skip]
 #[allow(clippy::approx_constant)] // a trained weight
-static COLD: Weights = [
+static COLD: FeatureWeights = [
     [0.332, 0.056, 0.198, 0.164, 0.890, 0.000, 0.020], // everywhere
     [0.000, 0.000, 0.084, 0.018, 0.119, 0.000, 0.502], // no match
     [-0.193, -0.181, 0.083, 0.057, 0.139, 0.000, 0.361], // match of 1
@@ -37,7 +37,7 @@ static COLD: Weights = [
 ];
 
 #[rustfmt::skip]
-static WARM: Weights = [
+static WARM: FeatureWeights = [
     [0.398, 0.180, 0.417, 0.264, 0.953, 0.674, -0.196], // everywhere
     [0.000, 0.000, -0.001, 0.017, 0.205, 0.012, 0.938], // no match
     [-0.131, 0.065, 0.057, 0.071, -0.060, 0.050, 0.195], // match of 1

@@ -190,9 +190,9 @@ struct Trace {
 
 /// The table: the minimum and the mean of the speed relative to plain decoding, by kind.
 #[derive(Default)]
-struct Table(Vec<Trace>);
+struct SpeedTable(Vec<Trace>);
 
-impl Table {
+impl SpeedTable {
     /// Measures a case over several seeds.
     fn add(&mut self, kind: &'static str, case: Case, what: &str, measure: impl Fn(&Case) -> f64) {
         let (least, mean) = over_seeds(case, measure);
@@ -224,8 +224,8 @@ fn cases() -> impl Iterator<Item = Case> {
 
 /// Measures the losses on a host where asking takes `ask`, displaced caches cost `pollution`, and
 /// reading a token takes `unread`.
-fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
-    let mut table = Table::default();
+fn losses(ask: f64, pollution: f64, unread: f64) -> SpeedTable {
+    let mut table = SpeedTable::default();
     for case in cases().map(|case| Case { ask, pollution, unread, ..case }) {
         for (tokens, alpha) in [128, 1000]
             .into_iter()

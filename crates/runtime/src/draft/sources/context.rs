@@ -27,7 +27,7 @@ pub fn class(length: u32) -> usize {
 
 /// A set of strings that occur at the same end positions.
 #[derive(Clone, Debug, Default)]
-struct State {
+struct SuffixState {
     /// Length of the longest string.
     len: u32,
     /// State of their longest common suffix with more end positions; the root links to itself.
@@ -39,7 +39,7 @@ struct State {
     next: Vec<(Token, u32)>,
 }
 
-impl State {
+impl SuffixState {
     fn step(&self, token: Token) -> Option<u32> {
         self.next.binary_search_by_key(&token, |&(t, _)| t).ok().map(|i| self.next[i].1)
     }
@@ -64,7 +64,7 @@ pub struct Match {
 #[derive(Clone, Debug)]
 pub struct Automaton {
     tokens: Vec<Token>,
-    states: Vec<State>,
+    states: Vec<SuffixState>,
     /// State of the whole sequence.
     last: u32,
 }
@@ -77,7 +77,7 @@ impl Default for Automaton {
 
 impl Automaton {
     pub fn new() -> Self {
-        Automaton { tokens: Vec::new(), states: vec![State::default()], last: 0 }
+        Automaton { tokens: Vec::new(), states: vec![SuffixState::default()], last: 0 }
     }
 
     /// Appends the new tokens of `history`. Restarts if `history` is a different text.
@@ -93,7 +93,7 @@ impl Automaton {
     fn push(&mut self, token: Token) {
         self.tokens.push(token);
         let place = self.tokens.len() as u32;
-        let new = self.add(State { len: place, ..State::default() });
+        let new = self.add(SuffixState { len: place, ..SuffixState::default() });
         let mut at = Some(self.last);
         let mut hit = None;
         while let Some(state) = at {
@@ -128,7 +128,7 @@ impl Automaton {
     /// Splits the strings of `target` up to length `len` from its longer ones, which have fewer end
     /// positions from now on.
     fn split(&mut self, mut state: u32, token: Token, target: u32, len: u32) -> u32 {
-        let short = self.add(State { len, ..self.states[target as usize].clone() });
+        let short = self.add(SuffixState { len, ..self.states[target as usize].clone() });
         self.states[target as usize].link = short;
         while self.states[state as usize].step(token) == Some(target) {
             self.states[state as usize].set(token, short);
@@ -140,7 +140,7 @@ impl Automaton {
         short
     }
 
-    fn add(&mut self, state: State) -> u32 {
+    fn add(&mut self, state: SuffixState) -> u32 {
         self.states.push(state);
         self.states.len() as u32 - 1
     }

@@ -104,7 +104,7 @@ pub enum ModelRow<'a> {
 pub struct DraftModel {
     timeline: Timeline,
     /// By sequence.
-    texts: Vec<Text>,
+    texts: Vec<DraftText>,
     /// Texts of this round. Passes keep their trees in scratch.
     round: Vec<usize>,
     /// Number of used scratch rows, and of rows queued for the next pass.
@@ -119,7 +119,7 @@ pub struct DraftModel {
 
 /// The part of a text that the model reads.
 #[derive(Clone, Debug, Default)]
-struct Text {
+struct DraftText {
     /// Position in the history where the part starts.
     from: usize,
     /// Most tokens of it that are read at once.
@@ -137,7 +137,10 @@ impl DraftModel {
     /// target's tokenizer; its number of rows may differ.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         DraftModel {
-            texts: vec![Text { window: usize::MAX, ..Text::default() }; engine.info().sequences],
+            texts: vec![
+                DraftText { window: usize::MAX, ..DraftText::default() };
+                engine.info().sequences
+            ],
             timeline: Timeline::new(engine),
             round: Vec::new(),
             filled: 0,

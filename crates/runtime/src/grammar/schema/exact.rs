@@ -20,7 +20,7 @@ const MOST_PARTS: usize = 20_000;
 /// expression uses. Names of rules begin with `prefix`. `options` are settings for llguidance.
 pub fn expression(schema: &Value, options: &Value, prefix: &str) -> Result<(String, String)> {
     let exact = exact_definitions(schema);
-    let mut writer = Writer {
+    let mut writer = GrammarWriter {
         root: schema,
         options,
         prefix,
@@ -132,7 +132,7 @@ fn exact_definitions(root: &Value) -> HashSet<String> {
     exact
 }
 
-struct Writer<'a> {
+struct GrammarWriter<'a> {
     root: &'a Value,
     options: &'a Value,
     prefix: &'a str,
@@ -148,7 +148,7 @@ struct Writer<'a> {
     open: Vec<(String, String)>,
 }
 
-impl Writer<'_> {
+impl GrammarWriter<'_> {
     fn add(&mut self, name: String, body: &str) -> String {
         self.next += 1;
         self.rules += &format!("{name}: {body}\n");

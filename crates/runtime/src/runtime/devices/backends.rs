@@ -30,7 +30,7 @@ pub use gemma_npu::{
     OffloadExecutor,
     attention::{Dims as NpuDims, FlashPartial},
     bring_up::bring_up as bring_up_npu,
-    gate::Work as NpuWork,
+    gate::StepMemory,
 };
 pub use gemma_vulkan::{choose, ranked};
 
@@ -59,7 +59,7 @@ pub trait Backend: Sync {
 }
 
 /// All backends, in the order of preference for `--device auto`.
-static BACKENDS: [&dyn Backend; 1] = [&Vulkan];
+static BACKENDS: [&dyn Backend; 1] = [&VulkanBackend];
 
 /// Returns the backend that listed a device.
 pub fn backend_of(device: &DeviceInfo) -> &'static dyn Backend {
@@ -97,9 +97,9 @@ pub fn footprint(device: Option<&DeviceInfo>) -> Box<dyn Footprint> {
 }
 
 /// Devices with a Vulkan driver.
-struct Vulkan;
+struct VulkanBackend;
 
-impl Backend for Vulkan {
+impl Backend for VulkanBackend {
     fn name(&self) -> &'static str {
         "vulkan"
     }
@@ -148,7 +148,7 @@ pub fn allocations(pieces: &Pieces, device: &DeviceInfo) -> Vec<u64> {
 
 /// Opens a device for quantisation.
 pub fn coding_device(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
-    let executor = open_tried(choose(&Vulkan.probe()?, choice)?, listener)?;
+    let executor = open_tried(choose(&VulkanBackend.probe()?, choice)?, listener)?;
     Ok(Arc::new(VulkanCoding::new(executor)?))
 }
 
@@ -159,7 +159,7 @@ pub fn dense_device(
     how: DeviceLock,
     listener: &dyn Listener,
 ) -> Result<Arc<dyn DenseDevice>> {
-    let devices = Vulkan.probe()?;
+    let devices = VulkanBackend.probe()?;
     let device = choose(&devices, choice)?;
     lock::acquire(how, &device.name, device.index, listener)?;
     Ok(Arc::new(VulkanDense::new(open_tried(device, listener)?)?))

@@ -230,7 +230,7 @@ pub struct VerdictFile {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Content {
+struct VerdictRecord {
     v: u32,
     key: String,
     #[serde(flatten)]
@@ -254,7 +254,7 @@ impl VerdictFile {
     pub fn load(&self) -> Option<DriverVerdict> {
         let path = self.path.as_ref()?;
         let read = || -> Result<DriverVerdict> {
-            let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
+            let content: VerdictRecord = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
             ensure!(
                 content.v == VERSION && content.key == self.key,
                 "it belongs to another device or driver"
@@ -267,7 +267,7 @@ impl VerdictFile {
     /// Stores a verdict if it should be stored. If that fails, the next run repeats the trial.
     fn save(&self, verdict: &mut DriverVerdict) {
         let keep = verdict.file.take().and(self.path.as_ref());
-        let content = Content { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
+        let content = VerdictRecord { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
         verdict.file = keep
             .filter(|path| {
                 let bytes = serde_json::to_vec(&content).expect("strings and numbers");

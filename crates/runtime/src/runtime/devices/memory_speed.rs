@@ -59,7 +59,7 @@ impl Speed {
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-struct Kept {
+struct KeptSpeed {
     /// Processor and number of threads.
     machine: String,
     gb_per_s: f64,
@@ -88,7 +88,7 @@ pub fn memory_speed(pool: &Pool) -> Speed {
     }
     let speed = best(measured, kept.as_ref(), is_busy);
     if let Some(file) = file.filter(|_| is_news(measured, kept.as_ref(), is_busy)) {
-        let kept = Kept { machine, gb_per_s: measured, busy: is_busy };
+        let kept = KeptSpeed { machine, gb_per_s: measured, busy: is_busy };
         // If the file cannot be written, every run measures again.
         let _ = serde_json::to_vec(&kept).map(|bytes| write_whole(&file, &bytes));
     }
@@ -96,7 +96,7 @@ pub fn memory_speed(pool: &Pool) -> Speed {
 }
 
 /// Returns the faster of the present measurement and a stored one.
-fn best(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> Speed {
+fn best(measured: f64, kept: Option<&(KeptSpeed, Duration)>, is_busy: bool) -> Speed {
     let now = if is_busy { BUSY } else { "measured" };
     match kept {
         Some((kept, age)) if measured < DISTURBED * kept.gb_per_s => {
@@ -112,7 +112,7 @@ fn best(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> Speed 
 
 /// Returns whether to store a measurement: it is faster, or undisturbed while the stored one was
 /// not.
-fn is_news(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> bool {
+fn is_news(measured: f64, kept: Option<&(KeptSpeed, Duration)>, is_busy: bool) -> bool {
     kept.is_none_or(|(kept, _)| {
         let is_surer = kept.busy && !is_busy && measured >= DISTURBED * kept.gb_per_s;
         measured > kept.gb_per_s || is_surer
@@ -120,9 +120,9 @@ fn is_news(measured: f64, kept: Option<&(Kept, Duration)>, is_busy: bool) -> boo
 }
 
 /// Reads the stored measurement of this machine and its age.
-fn kept(file: &Path, machine: &str, now: SystemTime) -> Option<(Kept, Duration)> {
+fn kept(file: &Path, machine: &str, now: SystemTime) -> Option<(KeptSpeed, Duration)> {
     let written = std::fs::metadata(file).ok()?.modified().ok()?;
-    let kept: Kept = serde_json::from_slice(&read_regular(file, LARGEST).ok()?).ok()?;
+    let kept: KeptSpeed = serde_json::from_slice(&read_regular(file, LARGEST).ok()?).ok()?;
     let age = now.duration_since(written).ok().filter(|age| *age < LONGEST)?;
     let is_speed = kept.gb_per_s.is_normal() && kept.gb_per_s > 0.0;
     (is_speed && kept.machine == machine).then_some((kept, age))
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_fastest_measurement_counts_and_a_busy_moment_is_said() {
         let old = |gb_per_s, busy| {
-            let kept = Kept { machine: String::new(), gb_per_s, busy };
+            let kept = KeptSpeed { machine: String::new(), gb_per_s, busy };
             (kept, Duration::from_secs(7200))
         };
         let (calm, busy) = (old(30.0, false), old(30.0, true));

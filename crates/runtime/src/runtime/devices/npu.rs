@@ -68,7 +68,7 @@ pub fn wrap(
 #[cfg(all(unix, feature = "npu"))]
 mod device {
     use crate::runtime::devices::backends::{
-        FlashPartial, Npu, NpuDims, NpuWork, OffloadExecutor, bring_up_npu,
+        FlashPartial, Npu, NpuDims, OffloadExecutor, StepMemory, bring_up_npu,
     };
     use anyhow::{Context, Result, ensure};
     use gemma_base::compute::{Executor, KvFormat};
@@ -93,10 +93,10 @@ mod device {
     }
 
     /// Returns the reads of a step, for the prediction.
-    fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
+    fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> StepMemory {
         let global_layers = config.global_layers();
         let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
-        NpuWork {
+        StepMemory {
             weights: weights as f64,
             global_layers: global_layers.len(),
             local_layers: config.layers.len() - global_layers.len(),

@@ -97,7 +97,7 @@ pub struct CostFile {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct KeptCosts {
     v: u32,
     key: String,
     /// Seconds by number of rows from 1 upwards, by context range.
@@ -138,7 +138,7 @@ impl CostFile {
     pub fn load(&self) -> Result<Option<(Costs, BTreeMap<String, Habits>)>> {
         let Some(path) = self.path.as_ref().filter(|p| p.exists()) else { return Ok(None) };
         let read = || -> Result<(Costs, BTreeMap<String, Habits>)> {
-            let kept: Kept =
+            let kept: KeptCosts =
                 serde_json::from_slice(&read_regular(path, LARGEST)?).context("it is damaged")?;
             ensure!(
                 kept.v == VERSION && kept.key == self.key,
@@ -171,7 +171,7 @@ impl CostFile {
             .habits
             .into_iter()
             .map(|(k, h)| (k, KeptHabits { survival: h.survival, level: h.level }));
-        let kept = Kept {
+        let kept = KeptCosts {
             v: VERSION,
             key: self.key.clone(),
             costs: costs.known().map(|(range, curve)| (range, curve.seconds().to_vec())).collect(),

@@ -11,7 +11,7 @@ use gemma_base::error::{Fault, Kind, fault_of};
 use std::cell::LazyCell;
 
 /// Devices of the backends, or the reason why there are none.
-type Found = Result<Vec<DeviceInfo>, Fault>;
+type ProbedDevices = Result<Vec<DeviceInfo>, Fault>;
 
 /// A machine, and the options that select the used part of it.
 pub struct Host<'a> {
@@ -21,7 +21,7 @@ pub struct Host<'a> {
     /// Total memory in bytes, if this is another machine.
     pub elsewhere: Option<u64>,
     /// Listed on first use, since small models need no driver.
-    found: LazyCell<Found, Box<dyn FnOnce() -> Found + 'a>>,
+    found: LazyCell<ProbedDevices, Box<dyn FnOnce() -> ProbedDevices + 'a>>,
 }
 
 impl<'a> Host<'a> {
@@ -81,7 +81,7 @@ impl<'a> Host<'a> {
     }
 }
 
-fn found(devices: &Result<Vec<DeviceInfo>>) -> Found {
+fn found(devices: &Result<Vec<DeviceInfo>>) -> ProbedDevices {
     match devices {
         Ok(list) => Ok(list.clone()),
         Err(e) => {

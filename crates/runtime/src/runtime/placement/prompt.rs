@@ -49,14 +49,14 @@ pub struct Reading {
 
 /// Multiplications of a prompt in some layers: by weight format, and in attention.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Work {
+struct PromptWork {
     linear: HashMap<Format, f64>,
     attention: f64,
 }
 
-impl Work {
+impl PromptWork {
     /// Adds the multiplications of a row in the head.
-    fn with_head(mut self, weights: &Weights) -> Result<Work> {
+    fn with_head(mut self, weights: &Weights) -> Result<PromptWork> {
         let role = if weights.has_own_head() { Role::Head } else { Role::Embed };
         let size = weights.tensor(role, 0).size();
         *self.linear.entry(weights.format(role, 0)?).or_default() += size as f64;
@@ -64,9 +64,9 @@ impl Work {
     }
 
     /// Counts the multiplications of a prompt of `tokens` tokens in the layers `layers`.
-    fn of(weights: &Weights, layers: Range<usize>, tokens: usize) -> Result<Work> {
+    fn of(weights: &Weights, layers: Range<usize>, tokens: usize) -> Result<PromptWork> {
         let config = weights.config();
-        let mut work = Work::default();
+        let mut work = PromptWork::default();
         for tensor in weights.matrices() {
             if tensor.role.is_layer() && layers.contains(&tensor.layer) {
                 let format = weights.format(tensor.role, tensor.layer)?;
@@ -127,13 +127,13 @@ impl Rates {
         Ok(rates)
     }
 
-    fn seconds(&self, work: &Work) -> f64 {
+    fn seconds(&self, work: &PromptWork) -> f64 {
         let linear: f64 = work.linear.iter().map(|(format, n)| n / self.linear[format]).sum();
         linear + work.attention / self.attention
     }
 
     /// Returns the seconds of passes with [`VERIFIED`] rows, for the work of one row.
-    fn of_rows(&self, row: &Work) -> [f64; VERIFIED.len()] {
+    fn of_rows(&self, row: &PromptWork) -> [f64; VERIFIED.len()] {
         let of = |at| row.linear.iter().map(|(format, n)| n * self.rows[format][at]).sum();
         std::array::from_fn(of)
     }
@@ -246,8 +246,8 @@ pub fn reading(
     let mut add = |layers: Range<usize>, place: &dyn Fn() -> Result<Box<dyn Executor>>| {
         // The head is on the side of the first layer.
         let (is_first, weights) = (layers.start == 0, task.weights);
-        let work = Work::of(weights, layers.clone(), tokens)?;
-        let row = Work::of(weights, layers, 1)?;
+        let work = PromptWork::of(weights, layers.clone(), tokens)?;
+        let row = PromptWork::of(weights, layers, 1)?;
         let row = if is_first { row.with_head(weights)? } else { row };
         let rates = Rates::measure(row.linear.keys().copied(), task.kv, place)?;
         reading.seconds += rates.seconds(&work);
@@ -287,7 +287,7 @@ mod tests {
         let (n, layer) = (c.layers.len(), c.layers[0]);
         let heads = layer.query_width() + layer.kv_width();
         let matrices = n * (2 * c.dim * heads + 3 * c.dim * c.ffn_dim);
-        let work = Work::of(&weights, 0..n, 1000).unwrap();
+        let work = PromptWork::of(&weights, 0..n, 1000).unwrap();
         assert_eq!(
             work.linear.into_iter().collect::<Vec<_>>(),
             [(Format::I4_G32, (1000 * matrices) as f64)]
@@ -298,18 +298,20 @@ mod tests {
         let seen = globals * 500_500 + (n - globals) * (131_328 + 488 * 512);
         assert_eq!(work.attention, (2 * layer.query_width() * seen) as f64);
         // A row also passes through the head, which is the embedding table.
-        let row = Work::of(&weights, 0..n, 1).unwrap().with_head(&weights).unwrap();
+        let row = PromptWork::of(&weights, 0..n, 1).unwrap().with_head(&weights).unwrap();
         let (all, head) = (row.linear.values().sum::<f64>(), (c.vocab * c.dim) as f64);
         assert_eq!(all, matrices as f64 + head);
         // Layers on both sides add up.
-        let [a, b] = [0..7, 7..n].map(|layers| Work::of(&weights, layers, 1000).unwrap());
+        let [a, b] = [0..7, 7..n].map(|layers| PromptWork::of(&weights, layers, 1000).unwrap());
         assert_eq!(a.attention + b.attention, work.attention);
     }
 
     #[test]
     fn seconds_follow_from_work_and_rates() {
-        let work =
-            Work { linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(), attention: 1e9 };
+        let work = PromptWork {
+            linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(),
+            attention: 1e9,
+        };
         let rates = Rates {
             linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(),
             attention: 1e9,

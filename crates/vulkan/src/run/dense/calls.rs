@@ -51,7 +51,7 @@ pub struct Places<'a> {
 
 /// A factor of a product: its address, and the floats between rows and between heads.
 #[derive(Clone, Copy)]
-struct Factor {
+struct StridedFactor {
     address: u64,
     stride: usize,
     head: usize,
@@ -64,9 +64,9 @@ struct HeadProducts {
     heads: usize,
     /// Number of heads of `a` that share a head of `b`.
     share: usize,
-    a: Factor,
-    b: Factor,
-    c: Factor,
+    a: StridedFactor,
+    b: StridedFactor,
+    c: StridedFactor,
     /// Whether `b` is stored column by column.
     along: bool,
     kind: u32,
@@ -168,9 +168,9 @@ impl Places<'_> {
             size: [self.network.rows(x), outputs, terms],
             heads: 1,
             share: 1,
-            a: Factor { address: self.at(x), stride: terms, head: 0 },
-            b: Factor { address, stride, head: 0 },
-            c: Factor { address: self.at(out), stride: outputs, head: 0 },
+            a: StridedFactor { address: self.at(x), stride: terms, head: 0 },
+            b: StridedFactor { address, stride, head: 0 },
+            c: StridedFactor { address: self.at(out), stride: outputs, head: 0 },
             along: !is_transposed,
             kind,
         };
@@ -198,17 +198,17 @@ impl Places<'_> {
         let (scores, factors) = (BufferId(count), BufferId(count + 1));
         for first in (0..rows).step_by(self.tile) {
             let n = self.tile.min(rows - first);
-            let of_queries = |register: Register| Factor {
+            let of_queries = |register: Register| StridedFactor {
                 address: self.at(register) + (4 * first * wide) as u64,
                 stride: wide,
                 head: dim,
             };
-            let of_keys = |register: Register| Factor {
+            let of_keys = |register: Register| StridedFactor {
                 address: self.at(register),
                 stride: narrow,
                 head: dim,
             };
-            let of_scores = Factor { address: self.scores, stride: rows, head: n * rows };
+            let of_scores = StridedFactor { address: self.scores, stride: rows, head: n * rows };
             let (heads, share) = (heads.queries, heads.queries / heads.keys);
             let products = HeadProducts {
                 size: [n, rows, dim],

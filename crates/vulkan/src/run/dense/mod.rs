@@ -12,7 +12,7 @@ mod tests;
 use super::VulkanExecutor;
 use super::workgroups::{Unordered, Workgroups};
 use crate::device::barrier::{barrier, host_barrier, kernel_barrier};
-use crate::device::memory::{Arena, Block, Place, Span, Use};
+use crate::device::memory::{Arena, ArenaUse, Block, Place, Span};
 use crate::lower::Call;
 use crate::lower::hazards::Hazards;
 use anyhow::{Context, Result};
@@ -42,7 +42,7 @@ const LONG: Duration = Duration::from_millis(80);
 
 /// A device that runs dense networks, one after the other.
 pub struct VulkanDense {
-    state: Mutex<State>,
+    state: Mutex<DenseState>,
 }
 
 /// The matrices of a network.
@@ -52,7 +52,7 @@ struct Resident {
     matrices: Vec<DenseMatrix>,
 }
 
-struct State {
+struct DenseState {
     // Dropped first: it waits for the device.
     device: VulkanExecutor,
     resident: Option<Resident>,
@@ -85,12 +85,12 @@ impl VulkanDense {
         let info = device.info();
         let most_scores = SCORES.min(info.memory / SHARE_OF_SCORES).min(info.max_allocation);
         let work = FIRST_WORK;
-        let state = State { device, resident, room, up, down, sent, work, most_scores };
+        let state = DenseState { device, resident, room, up, down, sent, work, most_scores };
         Ok(VulkanDense { state: Mutex::new(state) })
     }
 
     /// Locks the state. It stays usable after a panic, because each run writes everything it reads.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DenseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -137,7 +137,7 @@ fn rows_together(network: &DenseNetwork, most: u64) -> (usize, [u64; 2]) {
     (tile, [line * tile as u64, 4 * (heads * tile) as u64])
 }
 
-impl State {
+impl DenseState {
     /// Uploads the matrices of a network and compiles its kernels, unless they are on the device.
     fn load(&mut self, network: &DenseNetwork, weights: &dyn DenseWeights) -> Result<()> {
         if self.resident.as_ref().is_some_and(|known| known.identity == network.identity) {
@@ -146,7 +146,7 @@ impl State {
         self.resident = None;
         self.settle()?;
         let numbers = || (0..network.matrices.len()).map(MatrixNumber);
-        let mut arena = Arena::new(&self.device.gpu, Use::Weights);
+        let mut arena = Arena::new(&self.device.gpu, ArenaUse::Weights);
         arena.expect(&numbers().map(|matrix| weights.bytes(matrix)).collect::<Vec<u64>>());
         let mut matrices = Vec::new();
         for matrix in numbers() {

@@ -93,7 +93,7 @@ impl Failure {
 }
 
 #[derive(Deserialize)]
-struct Item {
+struct RecordMessage {
     role: String,
     content: MessageContent,
 }
@@ -108,7 +108,7 @@ enum OneOrMore {
 #[derive(Deserialize)]
 struct RecordFields {
     prompt: Option<String>,
-    messages: Option<Vec<Item>>,
+    messages: Option<Vec<RecordMessage>>,
     #[serde(alias = "images")]
     image: Option<OneOrMore>,
     system: Option<String>,

@@ -38,7 +38,7 @@ pub struct Records<'a> {
     nth: usize,
     /// Number of records with a kept answer.
     pub kept: u64,
-    ids: Ids,
+    ids: IdLines,
     /// Unknown fields that were reported.
     unknown: HashSet<String>,
     /// Whether a record with an unknown field fails.
@@ -48,12 +48,12 @@ pub struct Records<'a> {
 
 /// The line of each id, by the id's hash.
 #[derive(Default)]
-struct Ids {
+struct IdLines {
     hasher: RandomState,
     lines: HashMap<u64, usize>,
 }
 
-impl Ids {
+impl IdLines {
     /// Remembers a record. Returns the number of an earlier line with the same id.
     fn insert(&mut self, line: &RecordLine) -> Option<usize> {
         let hash = self.hasher.hash_one(line.id.to_string());
@@ -85,7 +85,7 @@ impl<'a> Records<'a> {
         ui: &'a Ui,
     ) -> Result<Records<'a>> {
         let from = if ahead { From::Thread(read_ahead(lines)?) } else { From::Here(lines) };
-        let (ids, unknown) = (Ids::default(), HashSet::new());
+        let (ids, unknown) = (IdLines::default(), HashSet::new());
         Ok(Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui })
     }
 

@@ -85,8 +85,8 @@ pub async fn whole(
     }
     // All answers in one text could need more memory than was reserved, so they are sent one by
     // one.
-    type Rest = (Box<dyn ApiForm>, Collected, usize);
-    let next = |(mut form, mut collected, choice): Rest| async move {
+    type PendingAnswers = (Box<dyn ApiForm>, Collected, usize);
+    let next = |(mut form, mut collected, choice): PendingAnswers| async move {
         let CollectedAnswers { answers, figures, .. } = &mut collected.so_far;
         if choice == answers.len() {
             return None;

@@ -1,6 +1,6 @@
 //! Attention loops over keys and values that are stored as floats.
 
-use super::{Attention, Part, Stored, fits, q8};
+use super::{AttentionInput, CacheFormat, HeadPart, fits, q8};
 use crate::compute::cpu::simd::{Element, Lanes, prefetch};
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
@@ -13,16 +13,16 @@ const AHEAD: usize = 16;
 /// A cache with elements of type `E`.
 pub struct Floats<E>(std::marker::PhantomData<E>);
 
-impl<E: Element> Stored for Floats<E> {
+impl<E: Element> CacheFormat for Floats<E> {
     #[inline(always)]
-    fn take_queries<L: Lanes, const N: usize>(_: &[&[f32]; N], _: &mut q8::Work) {}
+    fn take_queries<L: Lanes, const N: usize>(_: &[&[f32]; N], _: &mut q8::QuantizedWork) {}
 
     #[inline(always)]
     fn score<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         q: &[&[f32]; N],
-        _: &q8::Work,
-        keys: Part,
+        _: &q8::QuantizedWork,
+        keys: HeadPart,
         columns: Range<usize>,
         out: &mut [f32],
     ) {
@@ -32,10 +32,10 @@ impl<E: Element> Stored for Floats<E> {
 
     #[inline(always)]
     fn weigh<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         e: &[f32],
-        _: &mut q8::Work,
-        values: Part,
+        _: &mut q8::QuantizedWork,
+        values: HeadPart,
         cached: Range<usize>,
         out: &mut [f32],
     ) {
@@ -44,7 +44,13 @@ impl<E: Element> Stored for Floats<E> {
     }
 
     #[inline(always)]
-    fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
+    fn add_value<L: Lanes>(
+        a: &AttentionInput<'_>,
+        e: f32,
+        kv_head: usize,
+        row: usize,
+        out: &mut [f32],
+    ) {
         let at = (row * a.op.kv.n_kv_heads + kv_head) * a.op.kv.head_dim;
         add_value::<L, E>(e, a.read(a.op.kv.scratch_v, at, a.op.kv.head_dim), out);
     }

@@ -30,7 +30,7 @@ use std::ops::Range;
 pub const MAX_SLOTS: usize = 8;
 
 /// Input of the kernel in addition to its block of slots.
-pub struct Attention<'a> {
+pub struct AttentionInput<'a> {
     pub buffers: &'a Buffers,
     pub op: &'a op::Attention,
     pub max_rows: usize,
@@ -45,7 +45,7 @@ pub struct Work {
     scores: Vec<f32>,  // [slots, PAGE]
     page_o: Vec<f32>,  // [slots, head_dim]
     total_o: Vec<f32>, // [slots, head_dim]
-    q8: q8::Work,
+    q8: q8::QuantizedWork,
 }
 
 impl Work {
@@ -70,7 +70,7 @@ impl Work {
 
 /// The keys or values of one kv head, in a page or in scratch.
 #[derive(Clone, Copy)]
-struct Part {
+struct HeadPart {
     id: BufferId,
     /// Index of the first element.
     codes: usize,
@@ -81,34 +81,40 @@ struct Part {
 }
 
 /// A cache format as attention reads it. `N` queries share each loop.
-trait Stored {
+trait CacheFormat {
     /// Rounds the queries to integers, if the format computes scores from integers.
-    fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut q8::Work);
+    fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut q8::QuantizedWork);
     /// Computes scaled dot products with the keys of `columns`, extended to whole vectors. `out` is
     /// `[N, keys.stride]`.
     fn score<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         q: &[&[f32]; N],
-        work: &q8::Work,
-        keys: Part,
+        work: &q8::QuantizedWork,
+        keys: HeadPart,
         columns: Range<usize>,
         out: &mut [f32],
     );
     /// Computes `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending order of p. `e`
     /// is `[N, PAGE]`.
     fn weigh<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         e: &[f32],
-        work: &mut q8::Work,
-        values: Part,
+        work: &mut q8::QuantizedWork,
+        values: HeadPart,
         cached: Range<usize>,
         out: &mut [f32],
     );
     /// Computes `out += e * value` for the value of a scratch row.
-    fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]);
+    fn add_value<L: Lanes>(
+        a: &AttentionInput<'_>,
+        e: f32,
+        kv_head: usize,
+        row: usize,
+        out: &mut [f32],
+    );
 }
 
-impl Attention<'_> {
+impl AttentionInput<'_> {
     /// Returns the number of queries of one kv head: live rows times heads that share it.
     pub fn slots(&self) -> usize {
         (self.step.rows - self.step.first) * self.group()
@@ -134,9 +140,9 @@ impl Attention<'_> {
     }
 
     /// Returns the keys or values of a physical page.
-    fn page(&self, id: BufferId, page: usize, kv_head: usize) -> Part {
+    fn page(&self, id: BufferId, page: usize, kv_head: usize) -> HeadPart {
         let codes = (page * self.op.kv.n_kv_heads + kv_head) * self.op.kv.head_dim * PAGE;
-        Part { id, codes, scales: self.op.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
+        HeadPart { id, codes, scales: self.op.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
     }
 
     /// Returns elements of a buffer that attention only reads: queries and caches.
@@ -147,17 +153,17 @@ impl Attention<'_> {
         unsafe { self.buffers.slice(id, start, len) }
     }
 
-    fn scratch_keys(&self, kv_head: usize) -> Part {
+    fn scratch_keys(&self, kv_head: usize) -> HeadPart {
         let codes = kv_head * self.op.kv.head_dim * self.max_rows;
         let scales = self.op.kv.scratch_scale_at(self.max_rows, kv_head, 0, 0);
-        Part { id: self.op.kv.scratch_k, codes, scales, stride: self.max_rows }
+        HeadPart { id: self.op.kv.scratch_k, codes, scales, stride: self.max_rows }
     }
 }
 
 for_each_isa! {
     /// Computes the attention of slots of one kv head. `slots` must have at most [`MAX_SLOTS`].
     pub fn attend(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         kv_head: usize,
         slots: Range<usize>,
         work: &mut Work,
@@ -165,7 +171,12 @@ for_each_isa! {
 }
 
 #[inline(always)]
-fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) {
+fn attend_body<L: Lanes>(
+    a: &AttentionInput<'_>,
+    kv_head: usize,
+    slots: Range<usize>,
+    work: &mut Work,
+) {
     match a.op.kv.format {
         KvFormat::F32 => attend_in_blocks::<L, Floats<f32>>(a, kv_head, slots, work),
         KvFormat::F16 => attend_in_blocks::<L, Floats<f16>>(a, kv_head, slots, work),
@@ -182,8 +193,8 @@ fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
 }
 
 #[inline(always)]
-fn attend_in_blocks<L: Lanes, S: Stored>(
-    a: &Attention<'_>,
+fn attend_in_blocks<L: Lanes, S: CacheFormat>(
+    a: &AttentionInput<'_>,
     kv_head: usize,
     slots: Range<usize>,
     work: &mut Work,
@@ -202,8 +213,8 @@ fn attend_in_blocks<L: Lanes, S: Stored>(
 
 /// Computes `N` slots, starting at `first`. Returns `N`.
 #[inline(always)]
-fn block<L: Lanes, S: Stored, const N: usize>(
-    a: &Attention<'_>,
+fn block<L: Lanes, S: CacheFormat, const N: usize>(
+    a: &AttentionInput<'_>,
     kv_head: usize,
     first: usize,
     work: &mut Work,
@@ -285,7 +296,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
 
 /// Writes the result of a slot with queries at `at`: `total` divided by the sum of the
 /// exponentials, or for partial results `total` with their maximum and sum.
-fn write_output(a: &Attention<'_>, at: usize, total: &[f32], max: f32, sum: f32) {
+fn write_output(a: &AttentionInput<'_>, at: usize, total: &[f32], max: f32, sum: f32) {
     let (dim, width) = (total.len(), a.op.out_width());
     // SAFETY: each part of the output belongs to one slot, and each slot to one thread.
     let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.op.out, at / dim * width, width) };

@@ -1,7 +1,7 @@
 //! Attention loops over int8 keys and values. Keys are multiplied by 16-bit queries as integers.
 //! The scale of a value is multiplied into its exponential.
 
-use super::{Attention, MAX_SLOTS, Part, Stored, fits};
+use super::{AttentionInput, CacheFormat, HeadPart, MAX_SLOTS, fits};
 use crate::compute::cpu::simd::Lanes;
 use crate::compute::poison;
 use crate::compute::reference::{MAX_HEAD_DIM, q8};
@@ -15,25 +15,25 @@ pub struct Codes;
 
 /// Buffers of one thread.
 #[derive(Default)]
-pub struct Work {
+pub struct QuantizedWork {
     queries: Vec<i32>,         // [slots, head_dim / 2]: pairs of codes
     factors: [f32; MAX_SLOTS], // factors of the queries' codes
     weights: Vec<f32>,         // [slots, scales, PAGE]: exponentials times scales of values
 }
 
-impl Work {
+impl QuantizedWork {
     /// Poisons the memory that the next call computes.
     pub fn poison(&mut self) {
-        let Work { queries, factors, weights } = self;
+        let QuantizedWork { queries, factors, weights } = self;
         poison::fill(bytemuck::cast_slice_mut(queries));
         poison::fill(bytemuck::cast_slice_mut(factors));
         poison::fill(bytemuck::cast_slice_mut(weights));
     }
 }
 
-impl Stored for Codes {
+impl CacheFormat for Codes {
     #[inline(always)]
-    fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut Work) {
+    fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut QuantizedWork) {
         work.queries.clear();
         for (q, factor) in q.iter().zip(&mut work.factors) {
             let mut codes = [0i16; MAX_HEAD_DIM];
@@ -46,10 +46,10 @@ impl Stored for Codes {
 
     #[inline(always)]
     fn score<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         _: &[&[f32]; N],
-        work: &Work,
-        keys: Part,
+        work: &QuantizedWork,
+        keys: HeadPart,
         columns: Range<usize>,
         out: &mut [f32],
     ) {
@@ -89,10 +89,10 @@ impl Stored for Codes {
 
     #[inline(always)]
     fn weigh<L: Lanes, const N: usize>(
-        a: &Attention<'_>,
+        a: &AttentionInput<'_>,
         e: &[f32],
-        work: &mut Work,
-        values: Part,
+        work: &mut QuantizedWork,
+        values: HeadPart,
         cached: Range<usize>,
         out: &mut [f32],
     ) {
@@ -139,7 +139,13 @@ impl Stored for Codes {
     }
 
     #[inline(always)]
-    fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
+    fn add_value<L: Lanes>(
+        a: &AttentionInput<'_>,
+        e: f32,
+        kv_head: usize,
+        row: usize,
+        out: &mut [f32],
+    ) {
         let (dim, group) = (a.op.kv.head_dim, a.op.kv.format.group(a.op.kv.head_dim));
         let codes: &[i8] =
             a.read(a.op.kv.scratch_v, (row * a.op.kv.n_kv_heads + kv_head) * dim, dim);
@@ -176,7 +182,7 @@ impl Walk<'_> {
     #[inline(always)]
     unsafe fn vectors<L: Lanes, const N: usize, const B: usize>(
         &self,
-        work: &Work,
+        work: &QuantizedWork,
         start: usize,
         out: &mut [f32],
     ) -> usize {

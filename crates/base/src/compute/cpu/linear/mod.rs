@@ -46,7 +46,7 @@ use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use groups::{GroupsFn, OpenFn, OpenSpan, Opening, SPAN, SpanRows};
-use pack::Shape;
+use pack::TileShape;
 use panel::{FRACTION, FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -59,13 +59,13 @@ const STRIP: usize = 128;
 const PANEL: usize = 16 << 10;
 
 /// The kernels of one format on one instruction set.
-struct Kernels {
-    way: Way,
+struct FormatKernels {
+    way: TileReading,
     gate: GateFn,
 }
 
 /// Way of reading a tile.
-enum Way {
+enum TileReading {
     /// Step by step. The raw sums of integers are sums of q + offset.
     Steps { panel: [PanelFn; BLOCK], offset: i32, finish: FinishFn },
     /// Span by span, see [`groups`].
@@ -99,7 +99,10 @@ macro_rules! kernels_of {
                 (CpuLayout::Int(_), Group::Cols(_)) | (CpuLayout::Grid, _) => {
                     let opening = Opening::of($format);
                     let (multiply, packed) = $multiply(&opening);
-                    return Kernels { way: Way::Spans { opening, open, multiply, packed }, gate };
+                    return FormatKernels {
+                        way: TileReading::Spans { opening, open, multiply, packed },
+                        gate,
+                    };
                 }
                 (CpuLayout::Int(8), Group::Row) => (by_rows!(ints, 8), OFFSETS[0]),
                 (CpuLayout::Int(4), Group::Row) => (by_rows!(ints, 4), OFFSETS[1]),
@@ -112,7 +115,7 @@ macro_rules! kernels_of {
         let has_min = $format.code.spec().side.has_min();
         let finish = if has_min { finish_with_min } else { finish };
         let offset = offset - pack::bias_of($format.code);
-        Kernels { way: Way::Steps { panel, offset, finish }, gate }
+        FormatKernels { way: TileReading::Steps { panel, offset, finish }, gate }
     }};
 }
 
@@ -167,7 +170,7 @@ macro_rules! kernels_of_bytes {
     };
 }
 
-fn kernels(isa: Isa, format: Format) -> Kernels {
+fn kernels(isa: Isa, format: Format) -> FormatKernels {
     assert!(isa.is_supported(), "this machine has no {isa}");
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -369,7 +372,7 @@ impl Sums {
     /// Returns the products of `rows` with one tile. `next` has the bytes that are read after it.
     fn multiply(
         &mut self,
-        kernels: &Kernels,
+        kernels: &FormatKernels,
         weights: &PackedMatrix,
         act: &ActView<'_>,
         tile: usize,
@@ -380,7 +383,7 @@ impl Sums {
         let acc = self.0.as_mut_ptr().cast::<[f32; TILE]>();
         self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
         match &kernels.way {
-            Way::Spans { opening, open, multiply, packed: few } => {
+            TileReading::Spans { opening, open, multiply, packed: few } => {
                 let few = few.get(n - 1).copied().flatten().map(|few| [few; BLOCK]);
                 let span = self.1.get_or_insert_with(OpenSpan::new);
                 for (i, packed) in bytes.chunks(opening.bytes(SPAN)).enumerate() {
@@ -402,7 +405,7 @@ impl Sums {
                     };
                 }
             }
-            Way::Steps { panel: kernel, offset, finish } => {
+            TileReading::Steps { panel: kernel, offset, finish } => {
                 // Only whole steps, because the kernels read all activations of a step.
                 let steps = shape.cols / shape.step_cols;
                 let per_panel = PANEL / shape.step_bytes;
@@ -527,7 +530,7 @@ impl PanelSpan {
 /// the row has only 8 there.
 fn half_step(
     kernels: &[PanelFn; BLOCK],
-    shape: Shape,
+    shape: TileShape,
     tile: &[u8],
     values: &[i8],
     rows: &Range<usize>,

@@ -37,7 +37,7 @@ const MAX_COLS: usize = 1 << 17;
 pub struct PackedMatrix {
     format: Format,
     rows: usize,
-    shape: Shape,
+    shape: TileShape,
     lines: Lines,
 }
 
@@ -51,7 +51,7 @@ impl PackedMatrix {
             matrix.cols
         );
         let StoredMatrix { format, rows, cols, .. } = *matrix;
-        let shape = Shape::new(format, cols);
+        let shape = TileShape::new(format, cols);
         let mut lines = Lines::zeroed(Self::bytes_of(format, rows, cols));
         threads::prepare_common_pool();
         let tiles = lines.bytes_mut().par_chunks_exact_mut(shape.tile_bytes()).enumerate();
@@ -73,7 +73,7 @@ impl PackedMatrix {
 
     /// Returns the bytes of a packed matrix.
     pub fn bytes_of(format: Format, rows: usize, cols: usize) -> usize {
-        rows.div_ceil(TILE) * Shape::new(format, cols).tile_bytes()
+        rows.div_ceil(TILE) * TileShape::new(format, cols).tile_bytes()
     }
 
     /// Returns the number of outputs.
@@ -100,7 +100,7 @@ impl PackedMatrix {
         self.rows.div_ceil(TILE)
     }
 
-    pub(super) fn shape(&self) -> Shape {
+    pub(super) fn shape(&self) -> TileShape {
         self.shape
     }
 
@@ -231,7 +231,7 @@ pub fn codes_of_step(
 
 /// Sizes inside a tile.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct TileShape {
     /// Columns of a row.
     pub cols: usize,
     /// Columns and bytes of a step.
@@ -243,8 +243,8 @@ pub struct Shape {
     pub opening: Option<Opening>,
 }
 
-impl Shape {
-    pub fn new(format: Format, cols: usize) -> Shape {
+impl TileShape {
+    pub fn new(format: Format, cols: usize) -> TileShape {
         let layout = layout_of(format.code);
         let (step_cols, step_bytes) = match layout {
             CpuLayout::F32 => (1, 2 * LINE),
@@ -258,7 +258,7 @@ impl Shape {
             CpuLayout::Tiles(_) => (16, 4 * LINE),
         };
         let grouped = format.code.is_integer() && format.group != Group::Row;
-        Shape {
+        TileShape {
             cols,
             step_cols,
             step_bytes,
@@ -287,13 +287,13 @@ impl Shape {
 /// The machine has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn pack_tile_avx2(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+unsafe fn pack_tile_avx2(matrix: &Matrix<'_>, shape: TileShape, out: &mut [u8]) {
     pack_tile(matrix, shape, out);
 }
 
 /// Packs the rows of one tile.
 #[inline(always)]
-fn pack_tile(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+fn pack_tile(matrix: &Matrix<'_>, shape: TileShape, out: &mut [u8]) {
     for lane in 0..matrix.rows {
         let codes = matrix.row(lane);
         if let Some(opening) = shape.opening {
@@ -336,7 +336,7 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
 }
 
 /// Distributes the rows of one or two rows of trellis tiles over a tile.
-fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+fn pack_trellis(matrix: &Matrix<'_>, shape: TileShape, out: &mut [u8]) {
     for lane in 0..matrix.rows {
         out[2 * lane..][..2].copy_from_slice(matrix.row_side(lane));
     }
@@ -362,7 +362,7 @@ fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
 fn pack_trellis_half(
     matrix: &Matrix<'_>,
     code: Code,
-    shape: Shape,
+    shape: TileShape,
     first: usize,
     half: usize,
     steps: &mut [u8],

@@ -144,8 +144,8 @@ fn indent(
 }
 
 fn truncate(value: &Value, options: Rest<Value>) -> Result<String, Error> {
-    type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
-    let (most, killwords, end, leeway, kwargs): Options = from_args(&options)?;
+    type TruncateOptions = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
+    let (most, killwords, end, leeway, kwargs): TruncateOptions = from_args(&options)?;
     let number = |given, name, default| {
         let value = option(given, &kwargs, name)?;
         Ok::<usize, Error>(value.as_usize().unwrap_or(default))

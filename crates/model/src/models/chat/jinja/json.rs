@@ -18,8 +18,8 @@ struct JsonStyle {
 
 /// Returns a value as JSON. The parameters are those of transformers' filter.
 pub fn tojson(value: &Value, options: Rest<Value>) -> Result<String, Error> {
-    type Options = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
-    let (ensure_ascii, indent, separators, sort_keys, kwargs): Options = from_args(&options)?;
+    type JsonOptions = (Option<Value>, Option<Value>, Option<Value>, Option<Value>, Kwargs);
+    let (ensure_ascii, indent, separators, sort_keys, kwargs): JsonOptions = from_args(&options)?;
     let flag = |given, name| Ok::<bool, Error>(option(given, &kwargs, name)?.is_true());
     let (is_ascii, is_sorted) =
         (flag(ensure_ascii, "ensure_ascii")?, flag(sort_keys, "sort_keys")?);

@@ -40,7 +40,7 @@ pub fn render(source: &str, variables: Value, now: LocalTime) -> Result<String, 
     filters::add(&mut env);
     env.add_function(RAISE, |message: &Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, RAISE)
-            .with_source(Refusal(repr::str_of(message))))
+            .with_source(TemplateRefusal(repr::str_of(message))))
     });
     env.add_function("strftime_now", move |format: &str| clock::strftime(now, format));
     let source = syntax::adapted(source);
@@ -50,15 +50,15 @@ pub fn render(source: &str, variables: Value, now: LocalTime) -> Result<String, 
 
 /// Message of a template that rejects its messages.
 #[derive(Debug)]
-struct Refusal(String);
+struct TemplateRefusal(String);
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for TemplateRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for TemplateRefusal {}
 
 /// Returns the error of a template or its messages, with a remedy.
 fn fault(error: &Error) -> Fault {
@@ -66,7 +66,7 @@ fn fault(error: &Error) -> Fault {
     let mut source = Some(error as &(dyn std::error::Error + 'static));
     let mut inner = error;
     while let Some(next) = source {
-        if let Some(Refusal(message)) = next.downcast_ref() {
+        if let Some(TemplateRefusal(message)) = next.downcast_ref() {
             let what = format!("the chat template refuses these messages: {message}");
             let help = format!("change the messages as the template asks; {NO_TEMPLATE}");
             return Fault::model(what).help(help);

@@ -13,7 +13,7 @@ pub const FLOOR: &str = "__floor_division";
 const DEEPEST: usize = 150;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum LexemeKind {
     Space,
     Word,
     /// A number or a quoted text.
@@ -21,16 +21,16 @@ enum Kind {
     Operator,
 }
 
-/// A token, or brackets with their content.
-enum Node<'a> {
-    Leaf(Kind, &'a str),
-    Group(&'a str, Vec<Node<'a>>, &'a str),
+/// A lexeme, or brackets with their content.
+enum SyntaxNode<'a> {
+    Leaf(LexemeKind, &'a str),
+    Group(&'a str, Vec<SyntaxNode<'a>>, &'a str),
 }
 
 /// `{{ ... }}` or `{% ... %}`.
 struct Tag<'a> {
     open: &'a str,
-    nodes: Vec<Node<'a>>,
+    nodes: Vec<SyntaxNode<'a>>,
     close: &'a str,
     bytes: usize,
 }
@@ -84,7 +84,7 @@ impl<'a> Tag<'a> {
         let begin = 2 + usize::from(text[2..].starts_with(['-', '+']));
         let mut at = begin;
         // Nodes before each open bracket, with the bracket.
-        let mut outer: Vec<(&str, Vec<Node>)> = Vec::new();
+        let mut outer: Vec<(&str, Vec<SyntaxNode>)> = Vec::new();
         let mut nodes = Vec::new();
         loop {
             let rest = &text[at..];
@@ -105,18 +105,20 @@ impl<'a> Tag<'a> {
                 ")" | "]" | "}" => {
                     let (open, before) = outer.pop()?;
                     let inside = std::mem::replace(&mut nodes, before);
-                    nodes.push(Node::Group(open, inside, leaf));
+                    nodes.push(SyntaxNode::Group(open, inside, leaf));
                 }
-                leaf => nodes.push(Node::Leaf(kind, leaf)),
+                leaf => nodes.push(SyntaxNode::Leaf(kind, leaf)),
             }
         }
     }
 
     /// Returns the first word of a statement.
     fn word(&self) -> Option<&'a str> {
-        let is_space = |node: &&Node| matches!(node, Node::Leaf(Kind::Space, _));
+        let is_space = |node: &&SyntaxNode| matches!(node, SyntaxNode::Leaf(LexemeKind::Space, _));
         match self.nodes.iter().find(|node| !is_space(node)) {
-            Some(Node::Leaf(Kind::Word, word)) if self.open.starts_with("{%") => Some(word),
+            Some(SyntaxNode::Leaf(LexemeKind::Word, word)) if self.open.starts_with("{%") => {
+                Some(word)
+            }
             _ => None,
         }
     }
@@ -133,15 +135,15 @@ impl<'a> Tag<'a> {
 }
 
 /// Returns kind and length in bytes of the token at the start of `text`.
-fn token(text: &str) -> Option<(Kind, usize)> {
+fn token(text: &str) -> Option<(LexemeKind, usize)> {
     let first = text.chars().next()?;
     let until =
         |is_part: &dyn Fn(char) -> bool| text.find(|c: char| !is_part(c)).unwrap_or(text.len());
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     Some(match first {
-        c if c.is_whitespace() => (Kind::Space, until(&char::is_whitespace)),
-        '0'..='9' => (Kind::Literal, number(text)),
-        c if is_word(c) => (Kind::Word, until(&is_word)),
+        c if c.is_whitespace() => (LexemeKind::Space, until(&char::is_whitespace)),
+        '0'..='9' => (LexemeKind::Literal, number(text)),
+        c if is_word(c) => (LexemeKind::Word, until(&is_word)),
         '\'' | '"' => {
             let mut is_escaped = false;
             let ends = |(_, c): &(usize, char)| {
@@ -149,12 +151,12 @@ fn token(text: &str) -> Option<(Kind, usize)> {
                 is_escaped = *c == '\\' && !is_escaped;
                 ends
             };
-            (Kind::Literal, text.char_indices().skip(1).find(ends)?.0 + 1)
+            (LexemeKind::Literal, text.char_indices().skip(1).find(ends)?.0 + 1)
         }
         c => {
             let long = ["==", "!=", "<=", ">=", "**", "//"];
             let is_long = long.iter().any(|operator| text.starts_with(operator));
-            (Kind::Operator, if is_long { 2 } else { c.len_utf8() })
+            (LexemeKind::Operator, if is_long { 2 } else { c.len_utf8() })
         }
     })
 }
@@ -180,7 +182,7 @@ fn number(text: &str) -> usize {
 
 /// Writes nodes of one bracket depth. Operators with lower precedence than `~` separate operands of
 /// `~`.
-fn write_nodes(nodes: &[Node], is_statement: bool, out: &mut String) {
+fn write_nodes(nodes: &[SyntaxNode], is_statement: bool, out: &mut String) {
     let mut start = 0;
     for at in 0..nodes.len() {
         if parts(nodes, start, at, is_statement) {
@@ -193,27 +195,29 @@ fn write_nodes(nodes: &[Node], is_statement: bool, out: &mut String) {
 }
 
 /// Returns whether the node has lower precedence than `~`. The current operand began at `start`.
-fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
+fn parts(nodes: &[SyntaxNode], start: usize, at: usize, is_statement: bool) -> bool {
     let mut before = nodes[..at].iter().enumerate().rev().filter_map(|(i, node)| match node {
-        Node::Leaf(Kind::Space, _) => None,
-        Node::Leaf(_, text) => Some((i, *text)),
-        Node::Group(..) => Some((i, "()")),
+        SyntaxNode::Leaf(LexemeKind::Space, _) => None,
+        SyntaxNode::Leaf(_, text) => Some((i, *text)),
+        SyntaxNode::Group(..) => Some((i, "()")),
     });
     let previous = before.next();
     let is_attribute = previous.is_some_and(|(_, text)| text == ".");
     match nodes[at] {
-        Node::Leaf(Kind::Operator, "~" | "*" | "/" | "//" | "%" | "**" | "|" | ".") => false,
+        SyntaxNode::Leaf(LexemeKind::Operator, "~" | "*" | "/" | "//" | "%" | "**" | "|" | ".") => {
+            false
+        }
         // A sign before an operand is part of it.
-        Node::Leaf(Kind::Operator, "+" | "-") => previous.is_some_and(|(i, text)| {
+        SyntaxNode::Leaf(LexemeKind::Operator, "+" | "-") => previous.is_some_and(|(i, text)| {
             i >= start && !matches!(text, "~" | "*" | "/" | "//" | "%" | "**")
         }),
-        Node::Leaf(Kind::Operator, _) => true,
-        Node::Leaf(Kind::Word, _) if is_attribute => false,
-        Node::Leaf(Kind::Word, _) if is_statement && previous.is_none() => true,
-        Node::Leaf(Kind::Word, "and" | "or" | "if" | "else") => true,
-        Node::Leaf(Kind::Word, "recursive") => is_statement,
+        SyntaxNode::Leaf(LexemeKind::Operator, _) => true,
+        SyntaxNode::Leaf(LexemeKind::Word, _) if is_attribute => false,
+        SyntaxNode::Leaf(LexemeKind::Word, _) if is_statement && previous.is_none() => true,
+        SyntaxNode::Leaf(LexemeKind::Word, "and" | "or" | "if" | "else") => true,
+        SyntaxNode::Leaf(LexemeKind::Word, "recursive") => is_statement,
         // `is not` and `is in` name a test.
-        Node::Leaf(Kind::Word, "not" | "in") => match previous {
+        SyntaxNode::Leaf(LexemeKind::Word, "not" | "in") => match previous {
             Some((_, "is")) => false,
             Some((_, "not")) => before.next().is_none_or(|(_, text)| text != "is"),
             _ => true,
@@ -223,7 +227,7 @@ fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
 }
 
 /// Writes an operand of operators with lower precedence than `~`.
-fn write_operand(nodes: &[Node], out: &mut String) {
+fn write_operand(nodes: &[SyntaxNode], out: &mut String) {
     let texts = split(nodes, &["~"]);
     if texts.len() == 1 {
         return write_product(nodes, out);
@@ -237,7 +241,7 @@ fn write_operand(nodes: &[Node], out: &mut String) {
 }
 
 /// Writes an operand of `~`: factors, evaluated from the left.
-fn write_product(nodes: &[Node], out: &mut String) {
+fn write_product(nodes: &[SyntaxNode], out: &mut String) {
     let factors = split(nodes, &["*", "/", "//", "%"]);
     if !factors.iter().any(|(operator, _)| matches!(*operator, "%" | "//")) {
         return write_plain(nodes, out);
@@ -263,10 +267,13 @@ fn write_product(nodes: &[Node], out: &mut String) {
 }
 
 /// Splits nodes at operators. Each piece is paired with the operator before it.
-fn split<'n, 'a>(nodes: &'n [Node<'a>], operators: &[&str]) -> Vec<(&'a str, &'n [Node<'a>])> {
+fn split<'n, 'a>(
+    nodes: &'n [SyntaxNode<'a>],
+    operators: &[&str],
+) -> Vec<(&'a str, &'n [SyntaxNode<'a>])> {
     let (mut pieces, mut start, mut operator) = (Vec::new(), 0, "");
     for (at, node) in nodes.iter().enumerate() {
-        if let Node::Leaf(Kind::Operator, found) = node
+        if let SyntaxNode::Leaf(LexemeKind::Operator, found) = node
             && operators.contains(found)
         {
             pieces.push((operator, &nodes[start..at]));
@@ -277,11 +284,11 @@ fn split<'n, 'a>(nodes: &'n [Node<'a>], operators: &[&str]) -> Vec<(&'a str, &'n
     pieces
 }
 
-fn write_plain(nodes: &[Node], out: &mut String) {
+fn write_plain(nodes: &[SyntaxNode], out: &mut String) {
     for node in nodes {
         match node {
-            Node::Leaf(_, text) => out.push_str(text),
-            Node::Group(open, inside, close) => {
+            SyntaxNode::Leaf(_, text) => out.push_str(text),
+            SyntaxNode::Group(open, inside, close) => {
                 out.push_str(open);
                 write_nodes(inside, false, out);
                 out.push_str(close);
