@@ -23,7 +23,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const EXAMPLES: &str = "\
 Examples:
   gemma inspect
-  gemma inspect MODEL --tensors
   gemma inspect MODEL --verify --json | jq .bits_per_weight";
 
 #[derive(Debug, Args)]
@@ -35,9 +34,6 @@ pub struct InspectArgs {
     /// MODEL, as an option
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
-    /// List every tensor
-    #[arg(long)]
-    pub tensors: bool,
     /// Compare every tensor with the report next to it, and its decoders with each other; refuse
     /// NaN and infinity
     #[arg(long)]
@@ -114,7 +110,7 @@ pub fn run(options: &InspectArgs, typed: &Typed) -> Result<u8> {
     let report = report(&model)?;
     match options.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
-        false => print(&text(&report, options, verified.as_ref()))?,
+        false => print(&text(&report, verified.as_ref()))?,
     }
     Ok(0)
 }
@@ -203,15 +199,6 @@ fn head(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| cell.to_string()).collect()
 }
 
-fn by_tensor(report: &Inspection) -> Vec<Vec<String>> {
-    let row = |t: &TensorRow| {
-        let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
-        head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
-    };
-    let first = head(&["tensor", "format", "shape", "size", "bits"]);
-    std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
-}
-
 fn by_role(report: &Inspection) -> Vec<Vec<String>> {
     // First tensor of the role by index, role, format and shape.
     type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
@@ -231,7 +218,7 @@ fn by_role(report: &Inspection) -> Vec<Vec<String>> {
     std::iter::once(first).chain(groups.into_iter().map(row)).collect()
 }
 
-fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verification>) -> String {
+fn text(report: &Inspection, verified: Option<&Verification>) -> String {
     let r = report;
     let global = r.global_layers.len();
     let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });
@@ -269,7 +256,7 @@ fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verificati
         );
     }
     out.push('\n');
-    let mut table = if options.tensors { by_tensor(r) } else { by_role(r) };
+    let mut table = by_role(r);
     let (count, size) =
         (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
     let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
@@ -277,9 +264,6 @@ fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verificati
         "{:.2}",
         8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64
     );
-    table.push(match options.tensors {
-        true => head(&[&format!("all {count} tensors"), "", "", &size, &bits]),
-        false => head(&["all", &count, "", "", &size, &bits]),
-    });
+    table.push(head(&["all", &count, "", "", &size, &bits]));
     out + &markdown(&table)
 }

@@ -241,7 +241,7 @@ impl BenchReport {
         let (m, model) = (&self.machine, &self.model);
         let (weights, kv) = (bytes(model.weights), bytes(model.kv));
         // The processor's own description already contains the threads.
-        let threads = if m.device.contains(" threads") {
+        let threads = if m.device.contains(" thread") {
             String::new()
         } else {
             format!(", {} threads", m.threads)

@@ -80,8 +80,8 @@ pub struct PlanArgs {
     pub measure: bool,
     /// Tokens per pass with drafts, low and high, for the predicted range of tokens a second
     ///
-    /// The default was measured with the bundled drafts for Gemma 3 on held-out prose and code
-    /// (gemma bench --replay, trees of 15 nodes). People wrote these texts, not a Gemma.
+    /// The default was measured with the bundled drafts for Gemma 3 and trees of 15 nodes on
+    /// held-out prose and code. People wrote these texts, not a Gemma.
     #[arg(
         long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1,
         default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true

@@ -301,6 +301,7 @@ impl PlanReport<'_> {
         };
         let drafts = match options.tokens_per_pass == DRAFTED {
             true => "if yours are like our test texts".to_owned(),
+            false if least == most => format!("if a pass yields {least} tokens"),
             false => format!("if a pass yields {least} to {most} tokens"),
         };
         let with_drafts = match about(low) == about(high) {
