@@ -67,7 +67,8 @@ fn open(path: &Path) -> Result<Option<Weights>> {
 ///
 /// The name is the model's followed by `-assistant`; GGUF files may instead start with `mtp-`.
 fn neighbours(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
-    let in_cache = id.and_then(|id| in_cache(&format!("{id}-assistant"), &caches()).ok());
+    let ids = id.map(assistant_ids).unwrap_or_default();
+    let in_cache = ids.iter().filter_map(|id| in_cache(id, &caches()).ok());
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let (Some(directory), Some(own)) = (path.parent(), path.file_name()) else {
         return in_cache.into_iter().collect();
@@ -90,9 +91,28 @@ fn neighbours(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
     in_cache.into_iter().chain(found.into_iter().map(|name| directory.join(name))).collect()
 }
 
+/// Returns the Hugging Face ids of a model's assistants, most likely first. The 4-bit files of a
+/// model share the assistant of the weights that they were made of, or that of the model.
+fn assistant_ids(id: &str) -> Vec<String> {
+    let mut ids = vec![format!("{id}-assistant")];
+    if let Some((model, _)) = id.split_once("-qat-q4_0") {
+        let made_of = ["-qat-q4_0-unquantized-assistant", "-assistant"];
+        ids.extend(made_of.map(|end| format!("{model}{end}")));
+    }
+    ids
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_in_four_bits_share_the_assistant_of_their_model() {
+        assert_eq!(assistant_ids("google/gemma-4-31B-it"), ["google/gemma-4-31B-it-assistant"]);
+        let ids = assistant_ids("google/gemma-4-31B-it-qat-q4_0-gguf");
+        let others = ["-qat-q4_0-unquantized-assistant", "-assistant"];
+        assert_eq!(ids[1..], others.map(|end| format!("google/gemma-4-31B-it{end}")));
+    }
 
     #[test]
     fn neighbours_come_in_the_order_of_their_likeness() {
