@@ -7,6 +7,8 @@ use gemma::vulkan::ALLOW_CPU_DRIVER;
 use serde_json::Value;
 use shell::{BINARY, Run, command, gemma, gemma_in, wait};
 use std::fs;
+#[cfg(unix)]
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use vulkan::device;
 
@@ -332,12 +334,16 @@ fn a_file_is_replaced_by_success_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.txt");
     fs::write(&file, "old").unwrap();
+    #[cfg(unix)]
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     gemma_in(dir.path(), &["generate", "-q", "-o", "out.txt"], &b"word ".repeat(3000))
         .fails(7, &["2,048"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "old");
     let run = gemma_in(dir.path(), &[&TEXT[..], &["-o", "out.txt"]].concat(), b"").ok();
     assert_eq!(run.text(), "");
     assert_eq!(fs::read(&file).unwrap(), text(&[]).out);
+    #[cfg(unix)]
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
     let left = fs::read_dir(dir.path())
         .unwrap()
         .filter(|e| !e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'));

@@ -35,6 +35,8 @@ struct Answers {
     ignores_ranges: bool,
     /// Whether requests for the rest of a file are refused.
     goes_back: bool,
+    /// Bytes that the rest of a file begins late.
+    late: usize,
     /// Wrong size, SHA-256 and Git hash to put into the list of files.
     size: Option<u64>,
     sha256: Option<String>,
@@ -139,7 +141,7 @@ fn answer(mut stream: TcpStream, answers: &Mutex<Answers>) -> std::io::Result<()
     if answers.goes_back && from.is_some() {
         return write!(stream, "HTTP/1.1 416 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
     }
-    let from = from.filter(|_| !answers.ignores_ranges);
+    let from = from.filter(|_| !answers.ignores_ranges).map(|from: usize| from + answers.late);
     let (rest, size) = (&bytes[from.unwrap_or(0)..], bytes.len());
     let head = match from {
         Some(from) => {
@@ -295,6 +297,11 @@ fn a_broken_connection_is_resumed_by_the_same_run() {
     hub.set(|answers| answers.cuts = vec![200_000, 0, 100_000]);
     is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
     assert_eq!(hub.ranges(), ["", "bytes=200000-", "bytes=200000-", "bytes=300000-"]);
+    // Another part than the requested one is not appended.
+    let (home, hub, bytes) = one_file();
+    hub.set(|answers| (answers.cuts, answers.late) = (vec![100_000], 1));
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+    assert_eq!(hub.ranges(), ["", "bytes=100000-", ""]);
 }
 
 #[test]

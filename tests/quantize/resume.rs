@@ -236,6 +236,34 @@ fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
     case.assert_whole();
 }
 
+/// The finished rows of a tensor are compared with the source, too.
+#[test]
+fn rows_of_another_source_are_never_mixed_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
+    let dims = Dims { n_layers: 1, dim: 256, ffn_dim: 256, vocab: 24_000, ..Dims::default() };
+    TinyModel::new(dims, 12).write(&src, Form::TextV5, Dtype::BF16, 1);
+    let recipe = Recipe::inline("i4-g32".parse().unwrap(), "t4-row".parse().unwrap());
+    let run = |most: u64| {
+        quantize(&open(&src), &dst, &recipe, &QuantizeOptions::default(), &mut |p| {
+            anyhow::ensure!(p.done < most, "interrupted");
+            Ok(())
+        })
+    };
+    // In the table, which is the first tensor.
+    assert_eq!(run(1 << 19).unwrap_err().to_string(), "interrupted");
+    let journal = fs::read_to_string(dir.path().join(".dst.partial/journal")).unwrap();
+    assert!(journal.contains("\"rows\":"), "{journal}");
+    // A part of the finished rows that is not sampled.
+    let weights = src.join("model.safetensors");
+    let between = fs::metadata(&weights).unwrap().len() as usize / 63 * 3 / 2;
+    change(&weights, between);
+    let error = run(1 << 20).unwrap_err();
+    assert!(error.to_string().contains("changed in the source"), "{error:#}");
+    change(&weights, between);
+    assert_eq!(run(1 << 20).unwrap_err().to_string(), "interrupted");
+}
+
 #[test]
 fn a_source_that_changes_meanwhile_is_noticed() {
     let case = Case::new(4);

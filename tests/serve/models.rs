@@ -155,6 +155,12 @@ fn models_are_listed_loaded_and_unloaded_as_ollamas_clients_ask() {
     assert!(of("noise")["expires_at"].as_str().unwrap().starts_with("9999"), "{list}");
     let expires = of("demo")["expires_at"].as_str().unwrap().to_owned();
     assert!(expires.starts_with("20") && expires.len() == 20, "{list}");
+    // The time runs from the last answer, and not from the load.
+    std::thread::sleep(Duration::from_millis(1100));
+    ask(&server, "demo", 1);
+    let later = server.get("/api/ps").ok()["models"].clone();
+    let later = later.as_array().unwrap().iter().find(|model| model["name"] == "demo").unwrap();
+    assert!(*later["expires_at"].as_str().unwrap() > *expires, "{later}, not {expires}");
     assert_eq!((&of("demo")["size_vram"], &of("demo")["context_length"]), (&0.into(), &300.into()));
     assert_eq!(of("noise")["details"]["quantization_level"], "BF16");
     let unload = json!({"model": "noise", "keep_alive": 0});

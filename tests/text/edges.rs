@@ -62,6 +62,9 @@ fn filters_keep_what_reaches_their_threshold() {
     // It also keeps a second token with the same probability.
     let pair = SamplerConfig { min_p: 1.0, top_k: 4, ..config.clone() };
     assert_eq!(drawn(pair, &[2.0, 3.0, 1.0, 3.0]), [1, 3]);
+    // min-p compares probabilities at the temperature: the second token has exp(-1/2).
+    let warm = SamplerConfig { temperature: 2.0, min_p: 0.5, ..config.clone() };
+    assert_eq!(drawn(warm, &logits), [2, 3]);
     // top-p 1 keeps everything that top-k keeps.
     assert_eq!(drawn(SamplerConfig { top_k: 3, ..config.clone() }, &logits), [1, 2, 3]);
     // At a high temperature, tokens far below the best one have a share of the mass beyond top-p.
