@@ -374,7 +374,7 @@ mod tests {
 
     /// Options that take a path or a text that is read only: it is not written, and not loaded as
     /// code. A new option must be added here, or its type must be [`Destination`].
-    const READ: [&str; 31] = [
+    const READ: [&str; 32] = [
         "continue",
         "delete",
         "export",
@@ -406,6 +406,7 @@ mod tests {
         "image",
         "mmproj",
         "models-dir",
+        "chat-template",
     ];
 
     #[test]

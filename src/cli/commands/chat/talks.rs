@@ -76,7 +76,7 @@ fn all() -> Result<Vec<Talk>> {
 fn find(id: &str) -> Result<Talk> {
     let mut talks = all()?;
     if talks.is_empty() {
-        return Err(Fault::usage("there are no talks").help(how_to_keep()).into());
+        return Err(Fault::usage("there is no talk").help(how_to_keep()).into());
     }
     let at = if id.is_empty() { Some(0) } else { talks.iter().position(|talk| talk.id == id) };
     let fault = || Fault::usage(format!("there is no talk {id:?}"));
