@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// Relative error that the plan may have without drafts, and with them. The times of a run choose
-/// its draft model and the rows of its passes, each of which keeps 1 MB of logits.
+/// its draft model and the rows of its passes. The logits of each row take 1 MB.
 const ERRORS: [(&str, f64); 2] = [("off", 0.05), ("auto", 0.15)];
 
 /// Returns the peak private memory of a process in bytes, after it has ended.
