@@ -29,8 +29,8 @@ fn a_lost_device_is_exit_4_and_keeps_the_text_so_far() {
         if out.status.success() {
             continue;
         }
-        assert_eq!(out.status.code(), Some(4), "after {after}");
         let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(4), "after {after}, {}: {said}", out.status);
         assert!(said.contains("lost") && said.contains("help: "), "{said}");
         assert!(whole.starts_with(&out.stdout), "after {after}");
         kept += !out.stdout.is_empty() as usize;
