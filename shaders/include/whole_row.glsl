@@ -19,6 +19,12 @@ void load_row(F32 from, uint row, uint cols, out float v[EACH][PER]) {
         load_block(from, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
 }
 
+// The same for floats that another workgroup of this dispatch may have written.
+void load_shared_row(SharedF32 from, uint row, uint cols, out float v[EACH][PER]) {
+    [[unroll]] for (uint b = 0; b < EACH; b++)
+        load_shared_block(from, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
+}
+
 void store_row(F32 to, uint row, uint cols, float v[EACH][PER]) {
     [[unroll]] for (uint b = 0; b < EACH; b++)
         store_block(to, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
@@ -33,7 +39,7 @@ void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][
     if (uint64_t(a.add) != 0) {
         float added[EACH][PER], w_added[EACH][PER];
         load_row(a.w_add, 0, cols, w_added);
-        load_row(a.add, from, cols, added);
+        load_shared_row(SharedF32(uint64_t(a.add)), from, cols, added);
         const float inv = inv_rms(added, cols, a.eps);
         [[unroll]] for (uint b = 0; b < EACH; b++)
             add_scaled_block(v[b], added[b], inv, w_added[b], a.scale);

@@ -2,12 +2,13 @@
 //!
 //! Waiting for a dispatch costs some microseconds, several times per layer. The rotation of a head
 //! and the merge of an attention block need only a part of the output: the last workgroup that
-//! writes to that part performs them. A norm needs a whole row: with one or two rows, the last
-//! workgroup of the call performs it. Gate times up has no epilogue, because it would slow down the
-//! products by more than a dispatch (docs/NOTES.md).
+//! writes to that part performs them. A norm needs a whole row: the last workgroup of the call
+//! performs it for one row, and would take longer than a dispatch for two. Gate times up has no
+//! epilogue, because it would slow down the products by more than a dispatch (docs/NOTES.md).
 
 use super::fuse::Fused;
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
+use super::linear::NORM_TEAMS;
 use super::sizes::{COUNTS, EPILOGUE_BYTES};
 use super::{Access, Bucket, Call, Lowering, kv_code, preparation};
 use crate::device::pipeline::Shader;
@@ -18,13 +19,11 @@ use std::mem::offset_of;
 
 /// Most rows of a pass with epilogues. With more rows, a separate dispatch is faster.
 const ROWS: usize = 32;
-/// Most rows for epilogues on whole rows, which a single workgroup performs.
+/// Most rows for merged attention that is rounded by whole rows, which a single workgroup does.
 const WHOLE_ROWS: usize = 2;
 /// Most channels of a head that a linear layer quantises to int8. The head is kept in shared
 /// memory.
 const MOST_SHARED_CHANNELS: usize = 256;
-/// Bytes of shared memory needed in addition to a normalised row.
-const NORM_SHARED: usize = 8 << 10;
 /// Channels per block in `row.comp`.
 const BLOCK: usize = 128;
 /// Offsets of the epilogue's address in the push constants of linear layers and of attention.
@@ -110,10 +109,9 @@ impl Lowering<'_> {
 
     /// Returns whether `next` is a norm that can be an epilogue of the linear layer before it.
     pub(super) fn can_norm(&self, next: &Op, bucket: Bucket) -> bool {
-        let Op::Norm(norm) = next else { return false };
-        // The row is in shared memory, next to the workgroup's other data.
-        let fits = norm.dim * 4 + NORM_SHARED <= self.info.max_shared as usize;
-        self.finish && fits && bucket.rows <= WHOLE_ROWS
+        let info = self.info;
+        let fits = NORM_TEAMS <= info.max_subgroups && NORM_TEAMS * 32 <= info.max_workgroup;
+        matches!(next, Op::Norm(_)) && self.finish && fits && bucket.rows == 1
     }
 
     /// Adds a norm of its result to the linear call as an epilogue, if possible.

@@ -11,9 +11,10 @@ use gemma_base::tensor::trellis::{TILE, Trellis};
 use gemma_base::tensor::{Code, Format, Group};
 
 /// Least rows of activations for matrix instructions: for most codes, and for trellis codes.
-/// Trellis codes are so slow to decode that unused matrix columns cost less than decoding twice.
+/// Trellis codes are so slow to decode that unused matrix columns cost less than the dot products
+/// of more than two rows.
 const MATRIX_ROWS: usize = 8;
-const TRELLIS_MATRIX_ROWS: usize = 2;
+const TRELLIS_MATRIX_ROWS: usize = 3;
 /// Most rows of activations per subgroup.
 const FEW_ROWS: usize = 32;
 
@@ -29,8 +30,8 @@ const MATRIX_SUBGROUPS: usize = 4;
 /// Bytes of shared memory reserved for the rotation of heads: four subgroups, 256 channels.
 const HEAD_SHARED: usize = 4 << 10;
 
-/// Teams of a workgroup with a norm as its epilogue. More teams share the row.
-const NORM_TEAMS: u32 = 8;
+/// Teams of a workgroup with a norm as its epilogue, which share the row.
+pub(super) const NORM_TEAMS: u32 = 16;
 
 /// A kernel of a linear layer: shader, constants, and the rows of activations (`block`) and of the
 /// matrix (`rows`) per workgroup.
