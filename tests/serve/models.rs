@@ -364,6 +364,8 @@ fn answers_end_before_their_model_and_the_server_ends_all() {
     let long = json!({"model": "demo", "prompt": "Hi", "max_tokens": 150, "seed": 1,
         "ignore_eos": true});
     let wanted = server.post("/v1/completions", &long).ok()["choices"][0]["text"].clone();
+    // A text counts as running for a moment after its answer.
+    server.wait_for("gemma_running_texts{model=\"demo\"}", 0.0);
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| server.post("/v1/completions", &long).ok());
         server.wait_for("gemma_running_texts{model=\"demo\"}", 1.0);
