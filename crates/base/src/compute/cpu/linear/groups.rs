@@ -114,6 +114,7 @@ impl Opening {
 
     /// Returns the bits of packed codes, if kernels can extract the bytes from them without a
     /// table.
+    #[cfg(target_arch = "x86_64")]
     pub fn plain_bits(&self) -> Option<u32> {
         (self.map == Map::Same && self.grid.is_none()).then_some(self.bits)
     }

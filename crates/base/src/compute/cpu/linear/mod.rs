@@ -14,6 +14,7 @@
 //! prefetched, so that reading weights and multiplying overlap for any row count.
 
 /// Runs the body once per number, as a constant, so that shifts are by constants.
+#[cfg(target_arch = "x86_64")]
 macro_rules! unrolled {
     ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
 }
