@@ -35,13 +35,13 @@ layout(push_constant, scalar) uniform Push {
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 
-// Returns word `i` of the `words` words in a step's low plane. Eight steps are stored together in
-// alternating pieces of 16 bytes, or of 8 bytes if `words` is not a multiple of 4.
-uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
-    const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8,
-        width = min(8, steps - block);
-    return U32(row
-        + uint64_t(4 * (block * words + (i / piece * width + lane) * piece + i % piece))).v[0];
+// Returns word `i` of a tile. Eight tiles are stored together in alternating pieces of 16 bytes, or
+// of 8 bytes if the words of a tile are not a multiple of 4.
+uint word_of(uint64_t row, uint tile, uint tiles, uint i) {
+    const uint piece = TILE_WORDS % 4 == 0 ? 4 : 2, block = tile / 8 * 8,
+        width = min(8, tiles - block);
+    return U32(row + uint64_t(4 * (block * TILE_WORDS
+        + (i / piece * width + tile % 8) * piece + i % piece))).v[0];
 }
 
 float trellis_value(uint token, uint col) {
@@ -49,12 +49,12 @@ float trellis_value(uint token, uint col) {
     const uint64_t row = codes + uint64_t(token / 16) * tiles * (TILE_WORDS * 4);
     const uint end = token % 16 * ROW_BITS + (col % 16 / 2 + 1) * STEP, at = (end - 1) / 32,
         part = end % 32;
-    uint state = word_of(row, tile, tiles, TILE_WORDS, at);
+    uint state = word_of(row, tile, tiles, at);
     if (part != 0) {
         state >>= 32 - part;
         if (part < STATE_BITS)
             state |=
-                word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
+                word_of(row, tile, tiles, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
     }
     return float(weight_of(word_of_state(state & STATE_MASK), col % 2));
 }
@@ -70,20 +70,25 @@ float value(uint token, uint col) {
     }
     const uint steps = (COLS + W - 1) / W, s = col / W, in_step = col % W;
     const uint k = in_step / 4, k_low = k % PER_LOW, k_high = k % PER_HIGH;
-    const RowCodes row = row_codes(codes, n, token, steps);
+    const RowCodes row = row_codes(codes, n, token, 0, steps);
     uint low, high = 0;
     if (IS_GRID)
         low = open_octet(row.high,
             octet_of(dwords_from(row.low, s * (4 * OCTET_BITS)), k / 2))[k % 2];
-    else
-        low = word_of(row.low, s, steps, LOW_WORDS, k / PER_LOW);
-    if (HIGH > 0) high = U32(row.high + uint64_t((s * HIGH_WORDS + k / PER_HIGH) * 4)).v[0];
+    else {
+        const uint word = k / PER_LOW, q = word / PIECE_WORDS * PIECE_WORDS;
+        low = CodeWord(row.low
+            + uint64_t(step_place(row, s) + q * NEXT_PIECE + 4 * (word - q))).v;
+    }
+    if (HIGH > 0)
+        high = CodeWord(
+            row.high + uint64_t(row.skip_high + s * HIGH_EIGHT + k / PER_HIGH * 4)).v;
     const int code = int(operand(low, k_low, high, k_high)) << (24 - in_step % 4 * 8) >> 24;
     const int q = (DOUBLE * code - OFFSET >> TOP) + (CODE == CODE_I8A ? 128 : 0);
     const uint row_steps = GROUPED ? steps : 1;
     const uint64_t own = side + uint64_t(token) * (row_steps / SIDE_STEPS * SIDE_BYTES);
     const uint at = GROUPED ? s : 0;
-    const Factors f = factors_of(load_side(own, at), at);
+    const Factors f = factors_of(load_side(own, 0, at), at);
     const uint group = in_step * G / W;
     precise float y = float(q) * f.scale[group];
     if (HAS_MIN) y = y + f.least[group]; // the product is exact

@@ -1,5 +1,5 @@
-// Linear layers with integer codes, see linear.glsl. A team of lanes computes NR matrix rows. Up to
-// three matrices share their activations.
+// Linear layers with integer codes, see linear.glsl. A team of threads computes TEAM_ROWS matrix
+// rows. Up to three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -10,15 +10,15 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;      // lanes of a subgroup
 layout(constant_id = 2) const uint M = 1;        // rows of activations
-layout(constant_id = 3) const uint NR = 1;       // matrix rows per team
+layout(constant_id = 3) const uint NR = 1;       // matrix rows per thread
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const bool GROUPED = false;
-layout(constant_id = 7) const uint U = 1;        // rounds that are loaded at the same time
+layout(constant_id = 7) const uint U = 1;        // chunks that are loaded at the same time
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
-const uint LANES = SG < 32 ? SG : 32;
+layout(constant_id = 18) const bool PARTIAL = false; // the last chunk has fewer steps
 const uint SUBGROUPS = T / SG;
 
 #include "linear.glsl"
@@ -35,13 +35,14 @@ layout(push_constant, scalar) uniform Push {
 void main() {
     uint first, m0, live;
     if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
-    // If a team is a subgroup, its number must be the same for all its lanes.
-    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES;
-    const uint ROWS = T / LANES * NR; // per workgroup
+    const uint ROWS = T / TEAM * TEAM_ROWS; // per workgroup
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;
     const uint which = take_matrix(a, group, ROWS, more_n, more);
-    linear(a, group * ROWS + team * NR, m0, first, live);
+    // The number of the team must be the same for all lanes of a subgroup.
+    const uint EACH_TEAM = TEAM / SG, team = gl_SubgroupID / EACH_TEAM; // in subgroups
+    const uint thread = gl_SubgroupID % EACH_TEAM * SG + gl_SubgroupInvocationID;
+    linear(a, team, thread, group * ROWS + team * TEAM_ROWS, m0, first, live);
     if (HEADS) finish_heads(epilogue, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
     if (NORM) finish_norm(epilogue, (a.n + ROWS - 1) / ROWS, first, live);
 }

@@ -14,8 +14,11 @@ layout(push_constant, scalar) uniform Push {
     U32 to;         // the same rows, packed
     U32 high;       // their high plane in the result
     uint words;     // total of the result
+    uint low_words; // of these, in the low plane
+    uint rows;      // count
     uint cols;      // per row
     uint steps;     // per row (trellis: tiles in a row of tiles)
+    uint chunk;     // steps of a chunk
     uint step_words;
     uint high_words; // per step
 };
@@ -45,21 +48,34 @@ void main() {
     const uint index =
         gl_GlobalInvocationID.y * (gl_NumWorkGroups.x * 256) + gl_GlobalInvocationID.x;
     if (index >= words) return;
-    const uint row_words = steps * step_words, of_row = row_words + steps * high_words;
-    const uint row = index / of_row, in_row = index % of_row;
-    const bool trellis = CODE == CODE_TRELLIS;
-    const uint first = row * (trellis ? row_words : cols * BITS / 32); // stored word
-    if (HIGH > 0 && in_row >= row_words) {
-        const uint i = in_row - row_words;
-        high.v[row * (steps * high_words) + i] = plane_word(first, i * (4 * PER_HIGH), HIGH, LOW);
+    if (CODE == CODE_TRELLIS) {
+        const uint row_words = steps * step_words, in_row = index % row_words;
+        const uint block = in_row / (8 * step_words) * 8, width = min(8, steps - block);
+        const uint in_block = in_row - block * step_words, piece = step_words % 4 == 0 ? 4 : 2;
+        const uint q = in_block / (width * piece), tile = block + in_block / piece % width;
+        to.v[index] = from.v[
+            index - in_row + tile * step_words + q * piece + in_block % piece];
         return;
     }
-    const uint piece = step_words % 4 == 0 ? 4 : 2;
-    const uint block = in_row / (8 * step_words) * 8, width = min(8, steps - block);
-    const uint in_block = in_row - block * step_words;
-    const uint q = in_block / (width * piece), lane = in_block / piece % width;
-    // Index of the word in the stored order of the plane.
-    const uint word = (block + lane) * step_words + q * piece + in_block % piece;
-    to.v[row * row_words + in_row] =
-        trellis ? from.v[first + word] : plane_word(first, word * (4 * PER_LOW), LOW, 0);
+    const bool is_high = index >= low_words;
+    const uint in_plane = is_high ? index - low_words : index;
+    const uint of_step = is_high ? high_words : step_words;
+    const uint piece = is_high ? of_step : of_step % 4 == 0 ? 4 : 2;
+    // [row / 8, chunk, piece, step of the chunk, row % 8, word of the piece]
+    uint rest = in_plane / piece;
+    const uint eighth = rest % 8;
+    rest /= 8;
+    const uint in_chunk = rest % chunk;
+    rest /= chunk;
+    const uint nth = rest % (of_step / piece);
+    rest /= of_step / piece;
+    const uint chunks = (steps + chunk - 1) / chunk;
+    const uint row = rest / chunks * 8 + eighth, s = rest % chunks * chunk + in_chunk;
+    const uint word = s * of_step + nth * piece + in_plane % piece; // of the row
+    const uint first = row * (cols * BITS / 32);                    // stored word
+    uint packed = 0;
+    if (row < rows && is_high) packed = plane_word(first, word * (4 * PER_HIGH), HIGH, LOW);
+    else if (row < rows) packed = plane_word(first, word * (4 * PER_LOW), LOW, 0);
+    if (is_high) high.v[in_plane] = packed;
+    else to.v[in_plane] = packed;
 }

@@ -21,7 +21,7 @@ const OPTIONAL: [(&str, &str, &[u32]); 6] = [
 ];
 
 /// Longer names for constants with short names in the shaders.
-const LONGER: [(&str, &str); 17] = [
+const LONGER: [(&str, &str); 16] = [
     ("GQ", "group_heads"),
     ("GROUP_COLS", "group"),
     ("KK", "shape_k"),
@@ -35,10 +35,9 @@ const LONGER: [(&str, &str); 17] = [
     ("RT", "matrix_tiles"),
     ("SG", "subgroup"),
     ("T", "threads"),
-    ("U", "rounds"),
+    ("U", "at_once"),
     ("W", "width"),
     ("WHOLE", "whole_images"),
-    ("WR", "row_subgroups"),
 ];
 
 fn main() {

@@ -9,18 +9,19 @@ const uint EACH = TRELLIS ? 1 : (R * OF_ROW + SG - 1) / SG; // pieces of a lane
 
 struct Codes { uvec4 piece[EACH]; };
 
-// Returns row, index in the step, and step in the chunk of piece k of this lane.
+// Returns row, index in the step, and step in the chunk of piece k of this lane. Pieces of eight
+// rows are contiguous.
 uvec3 place_of(uint k) {
-    const uint i = k * SG + gl_SubgroupInvocationID, in_row = i % OF_ROW;
-    return uvec3(i / OF_ROW, in_row / STEPS, in_row % STEPS);
+    const uint i = k * SG + gl_SubgroupInvocationID, in_row = i / 8 % OF_ROW;
+    return uvec3(i / 8 / OF_ROW * 8 + i % 8, in_row / STEPS, in_row % STEPS);
 }
 
 void fetch_codes(LinearArgs a, uint n0, uint chunk, out Codes codes) {
     [[unroll]] for (uint k = 0; k < EACH; k++) {
         const uvec3 place = place_of(k);
-        const uint row = min(n0 + place.x, a.n - 1), s = min(chunk * STEPS + place.z, a.steps - 1);
-        const uint block = s / 8 * 8, width = min(8, a.steps - block);
-        const uint at = (row * a.steps + block) * OF_STEP + place.y * width + s % 8;
+        const uint row = min(n0 + place.x, a.n - 1), chunks = (a.steps + STEPS - 1) / STEPS;
+        const uint at = ((row / 8 * chunks + chunk) * OF_ROW + place.y * STEPS + place.z) * 8
+            + row % 8;
         codes.piece[k] = U32x4(a.matrix.codes + uint64_t(at) * 16).v[0];
     }
 }

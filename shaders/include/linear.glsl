@@ -1,14 +1,19 @@
-// Linear layers with integer codes: NR packed weight rows times M rows of int8 activations, by a
-// team of LANES lanes.
+// Linear layers with integer codes: TEAM_ROWS packed matrix rows times M rows of int8 activations,
+// by a team of threads.
 //
-// In each round, a lane computes one step of W columns of all NR rows. Integer sums are exact. If
-// groups of columns have scales, part p of 32 adds up steps p, p + 32, ... in order: of each step
-// the first group, its minimum, and the second group. The parts are added in pairs that are 16
-// apart, then 8, 4, 2, 1. Every kernel does so for any shape, so all have the same bits. Layout of
-// the codes: crates/vulkan/src/lower/layout.rs.
+// A row is divided into chunks of 128 columns, or of one step if steps are longer. Part p of PARTS
+// has chunks p, p + PARTS, and so on. Integer sums are exact. If groups of columns have scales, a
+// part adds up its steps in order: of each the first group, its minimum, and the second group. The
+// parts are added in pairs (0 and 1, 2 and 3, ...), then the sums of pairs, and so on. Every kernel
+// does so for any shape, so all have the same bits. Layout of the codes:
+// crates/vulkan/src/lower/layout.rs.
 //
-// The including file defines M, NR, U (rounds that are loaded at the same time), LANES, CODE, SIDE,
-// W (columns of a step) and GROUPED.
+// A thread computes one part of NR rows that are 8 apart. Eight neighbouring threads have the same
+// part of eight neighbouring rows.
+//
+// The including file defines M, NR, U (steps of a chunk that are loaded at the same time), T
+// (threads), SG, CODE, SIDE, W (columns of a step), GROUPED, and PARTIAL (the last chunk has fewer
+// steps).
 
 #include "codes.glsl"
 #include "side.glsl"
@@ -16,9 +21,63 @@
 
 const uint XQ = W / 16;           // 16-byte loads of activations per step
 const uint FOURS = W / 4 / G;     // groups of four columns that share a scale
-const uint QP = GROUPED ? 32 / LANES : 1; // parts per lane
+const uint SCALES = U * G;        // of columns, loaded at the same time
+const uint TEAM = 8 * PARTS;
+const uint TEAM_ROWS = 8 * NR;
+// Parts of a row in a subgroup, and subgroups with parts of a row.
+const uint OWN = SG < 16 ? 1 : SG < TEAM ? SG / 8 : PARTS, SHARES = PARTS / OWN;
 // With more rows, the addresses of their scales and sums would fill AMD's scalar registers.
 const bool BY_OFFSET = HAS_MIN && M > 8;
+
+shared int part_sums[T / TEAM][M][SHARES][TEAM_ROWS]; // integers, or the bits of floats
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Inputs { uvec4 v; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer InScale { float v; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer InSum { int v; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer InScales { vec4 v; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer InSums { ivec4 v; };
+
+// Loads the scales of SCALES groups of activations, and their sums if needed. If there are only
+// `count` groups, the last one stands in for others.
+void load_scales(uint64_t sx, uint64_t sums, uint at, uint count, out float sxs[SCALES],
+    out int xsums[SCALES]) {
+    const bool summed = OFFSET != 0 || HAS_MIN, whole = SCALES % 4 == 0 && !PARTIAL;
+    [[unroll]] for (uint i = 0; i < SCALES; i += whole ? 4 : 1) {
+        const uint here = whole ? at + 4 * i : at + 4 * min(i, count - 1);
+        if (whole) {
+            const vec4 four = InScales(sx + uint64_t(here)).v;
+            ivec4 sum_four = ivec4(0);
+            if (summed) sum_four = InSums(sums + uint64_t(here)).v;
+            [[unroll]] for (uint e = 0; e < 4; e++)
+                sxs[i + e & SCALES - 1] = four[e], xsums[i + e & SCALES - 1] = sum_four[e];
+        } else {
+            sxs[i] = InScale(sx + uint64_t(here)).v;
+            xsums[i] = 0;
+            if (summed) xsums[i] = InSum(sums + uint64_t(here)).v;
+        }
+    }
+}
+
+// Loads the words of the side for U steps from step s on, a multiple of U.
+void load_sides(uint64_t row, uint skip, uint s, uint steps, out uvec4 words[U]) {
+    const uint64_t at = row + uint64_t(skip + s * SIDE_BYTES);
+    const bool whole = U == 4 && !PARTIAL;
+    if (whole && SIDE == SIDE_SCALE) {
+        const uvec2 v = SidePair(at).v;
+        [[unroll]] for (uint e = 0; e < U; e++)
+            words[e] = uvec4(v[e / 2] >> 16 * (e % 2), 0, 0, 0);
+    } else if (whole && SIDE == SIDE_SCALE_MIN) {
+        const uvec4 v = SideFour(at).v;
+        [[unroll]] for (uint e = 0; e < U; e++) words[e] = uvec4(v[e], 0, 0, 0);
+    } else if (U <= 4 && (SIDE == SIDE_SIX_BIT_MIN || SIDE == SIDE_SIX_BIT_SPLIT)) {
+        // All these steps have the same element.
+        words[0] = load_side(row, skip, s);
+        [[unroll]] for (uint e = 1; e < U; e++) words[e] = words[0];
+    } else {
+        [[unroll]] for (uint e = 0; e < U; e++)
+            words[e] = load_side(row, skip, min(s + e, steps - 1));
+    }
+}
 
 int join_parts(int a, int b) {
     if (!GROUPED) return a + b;
@@ -26,16 +85,16 @@ int join_parts(int a, int b) {
     return floatBitsToInt(both);
 }
 
-// Multiplies matrix rows n0 to n0 + NR by rows m0 to m0 + M of the `live` rows of activations,
-// which begin at row `first`.
-void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
-    const uint lane = gl_SubgroupInvocationID % LANES;
+// Multiplies matrix rows n0 to n0 + TEAM_ROWS by rows m0 to m0 + M of the `live` rows of
+// activations, which begin at row `first`. All teams of a workgroup call this.
+void linear(LinearArgs a, uint team, uint thread, uint n0, uint m0, uint first, uint live) {
+    const uint own = thread % 8, part = thread / 8;
 
-    // Rows after the last one are computed again but not stored. Data that the whole team reads has
-    // one address, to which each lane adds a 32-bit offset. On some devices such loads need no
-    // further instruction.
-    uint64_t x[M], sx[M], sums[M], side[NR];
-    uint at_sx[M];
+    // Rows after the last one are computed again but not stored. Data that many threads read has
+    // one address, to which each adds a 32-bit offset. On some devices such loads need no further
+    // instruction.
+    uint64_t x[M], sx[M], sums[M];
+    uint at_sx[M], skip_side[NR];
     RowCodes codes[NR];
     [[unroll]] for (uint m = 0; m < M; m++) {
         const uint xr = input_row(first + min(m0 + m, live - 1));
@@ -45,115 +104,101 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         sx[m] = uint64_t(a.sx) + row;
         sums[m] = uint64_t(a.sums) + row;
     }
+    const uint start = min(n0, a.n - 1), row0 = matrix_row(a.n, start);
+    const uint64_t side = a.matrix.side + uint64_t(row0) * side_bytes(1, a.steps);
     [[unroll]] for (uint i = 0; i < NR; i++) {
-        const uint row = matrix_row(a.n, min(n0 + i, a.n - 1));
-        codes[i] = row_codes(a.matrix.codes, matrix_rows(a.n), row, a.steps);
-        side[i] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
+        const uint skip = min(8 * i + own, a.n - 1 - start);
+        codes[i] = row_codes(a.matrix.codes, matrix_rows(a.n), row0, skip, a.steps);
+        skip_side[i] = side_bytes(skip, a.steps);
     }
 
-    int isum[NR * M];
-    float fsum[QP][NR * M];
-    [[unroll]] for (uint i = 0; i < NR * M; i++) {
-        isum[i] = 0;
-        [[unroll]] for (uint q = 0; q < QP; q++) fsum[q][i] = 0.0;
-    }
+    int isum[NR][M];
+    float fsum[NR][M];
+    [[unroll]] for (uint i = 0; i < NR; i++)
+        [[unroll]] for (uint m = 0; m < M; m++) isum[i][m] = 0, fsum[i][m] = 0.0;
 
-    const uint ROUND = LANES * QP; // steps in a round of all parts
-    for (uint s0 = 0; s0 < a.steps; s0 += ROUND * U) {
-        // All U rounds are loaded first, so that the loads are in flight at the same time.
-        StepCodes w[U * QP][NR];
-        uvec4 words[U * QP][NR];
-        [[unroll]] for (uint u = 0; u < U * QP; u++) {
-            const uint inside = min(s0 + u * LANES + lane, a.steps - 1);
-            [[unroll]] for (uint i = 0; i < NR; i++) {
-                load_codes(codes[i], inside, a.steps, w[u][i]);
-                if (GROUPED) words[u][i] = load_side(side[i], inside);
-            }
+    uint s0 = CHUNK * part;
+    while (s0 < a.steps) {
+        // U steps are loaded first, so that the loads are in flight at the same time.
+        StepCodes w[U][NR];
+        uvec4 words[NR][U];
+        [[unroll]] for (uint i = 0; i < NR; i++) {
+            [[unroll]] for (uint u = 0; u < U; u++) load_codes(codes[i], s0 + u, w[u][i]);
+            if (GROUPED) load_sides(side, skip_side[i], s0, a.steps, words[i]);
         }
-        [[unroll]] for (uint u = 0; u < U * QP; u++) {
-            const uint s = s0 + u * LANES + lane;
-            if (s >= a.steps) continue;
-            Factors factors[NR];
+        // The first step that is missing in the last chunk.
+        const uint end = PARTIAL ? min(U, a.steps - s0) : U;
+        uint operands[U][NR][W / 4];
+        Factors factors[U][NR];
+        [[unroll]] for (uint u = 0; u < U; u++)
+            [[unroll]] for (uint i = 0; i < NR; i++) {
+                [[unroll]] for (uint k4 = 0; k4 < W / 4; k4++)
+                    operands[u][i][k4] = operand_of(w[u][i], k4);
+                if (GROUPED) factors[u][i] = factors_of(words[i][u], s0 + u);
+            }
+        [[unroll]] for (uint m = 0; m < M; m++) {
+            float sxs[SCALES];
+            int xsums[SCALES];
             if (GROUPED)
-                [[unroll]] for (uint i = 0; i < NR; i++) factors[i] = factors_of(words[u][i], s);
-            [[unroll]] for (uint m = 0; m < M; m++) {
+                load_scales(sx[m], sums[m], at_sx[m] + s0 * (4 * G), end * G, sxs, xsums);
+            [[unroll]] for (uint u = 0; u < U; u++) {
+                if (PARTIAL && u >= end) break;
                 uvec4 xs[XQ];
                 [[unroll]] for (uint q = 0; q < XQ; q++)
-                    xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
-                float sxg[G], base[G]; // base: factor of a minimum
-                int xsum[G];
-                const uint at = at_sx[m] + s * (4 * G);
+                    xs[q] = Inputs(x[m] + uint64_t((s0 + u) * (16 * XQ) + 16 * q)).v;
                 [[unroll]] for (uint g = 0; g < G; g++) {
-                    if (!GROUPED) continue;
-                    sxg[g] = F32(sx[m] + uint64_t(at)).v[g];
-                    xsum[g] = 0;
-                    if (OFFSET != 0 || HAS_MIN) xsum[g] = I32(sums[m] + uint64_t(at)).v[g];
-                    precise float of_sum = float(xsum[g]) * sxg[g];
-                    base[g] = of_sum;
-                    sxg[g] *= PRODUCT_UNIT;
-                }
-                [[unroll]] for (uint i = 0; i < NR; i++) {
-                    const uint k = i * M + m;
-                    [[unroll]] for (uint g = 0; g < G; g++) {
-                        int d = GROUPED ? 0 : isum[k];
+                    float sxg = 0.0, base = 0.0; // base: factor of a minimum
+                    int xsum = 0;
+                    if (GROUPED) {
+                        sxg = sxs[u * G + g], xsum = xsums[u * G + g];
+                        precise float of_sum = float(xsum) * sxg;
+                        base = of_sum;
+                        sxg *= PRODUCT_UNIT;
+                    }
+                    [[unroll]] for (uint i = 0; i < NR; i++) {
+                        int d = GROUPED ? 0 : isum[i][m];
                         [[unroll]] for (uint f = 0; f < FOURS; f++) {
                             const uint k4 = g * FOURS + f; // index of four columns
                             d += dotPacked4x8EXT(
-                                int(operand_of(w[u][i], k4)), int(xs[k4 / 4][k4 % 4]));
+                                int(operands[u][i][k4]), int(xs[k4 / 4][k4 % 4]));
                         }
                         if (!GROUPED) {
-                            isum[k] = d;
+                            isum[i][m] = d;
                             continue;
                         }
-                        precise float product = float(DOUBLE * d - OFFSET * xsum[g]) * sxg[g];
-                        precise float more =
-                            fma(product, factors[i].scale[g], fsum[u % QP][k]);
-                        if (HAS_MIN) more = fma(base[g], factors[i].least[g], more);
-                        fsum[u % QP][k] = more;
+                        precise float product = float(DOUBLE * d - OFFSET * xsum) * sxg;
+                        precise float more = fma(product, factors[u][i].scale[g], fsum[i][m]);
+                        if (HAS_MIN) more = fma(base, factors[u][i].least[g], more);
+                        fsum[i][m] = more;
                     }
                 }
             }
         }
+        s0 += U;
+        // After a chunk, the next one of this part follows.
+        if (U == CHUNK || s0 % CHUNK == 0) s0 += CHUNK * (PARTS - 1);
     }
 
-    // Adds the parts of each lane, then those of different lanes. The values are divided among the
-    // lanes, and a lane ends with PER_LANE of them. If there are fewer values than lanes, SPARE
-    // lanes have the same value.
-    int y[NR * M]; // integers, or the bits of floats
-    [[unroll]] for (uint i = 0; i < NR * M; i++) {
-        if (GROUPED) {
-            [[unroll]] for (uint d = QP / 2; d > 0; d /= 2)
-                [[unroll]] for (uint q = 0; q < d; q++) {
-                    precise float both = fsum[q][i] + fsum[q + d][i];
-                    fsum[q][i] = both;
-                }
-            y[i] = floatBitsToInt(fsum[0][i]);
-        } else {
-            y[i] = isum[i];
+    // Adds the parts in a subgroup, then those of all.
+    [[unroll]] for (uint i = 0; i < NR; i++)
+        [[unroll]] for (uint m = 0; m < M; m++) {
+            int y = GROUPED ? floatBitsToInt(fsum[i][m]) : isum[i][m];
+            [[unroll]] for (uint d = 1; d < OWN; d *= 2)
+                y = join_parts(y, subgroupShuffleXor(y, 8 * d));
+            if (part % OWN == (i * M + m) % OWN) part_sums[team][m][part / OWN][8 * i + own] = y;
         }
+    barrier();
+    [[unroll]] for (uint k = 0; k < M * TEAM_ROWS; k += TEAM) {
+        const uint value = k + thread, m = value / TEAM_ROWS, in_team = value % TEAM_ROWS;
+        if (m >= M) continue;
+        int y[SHARES];
+        [[unroll]] for (uint q = 0; q < SHARES; q++) y[q] = part_sums[team][m][q][in_team];
+        [[unroll]] for (uint d = 1; d < SHARES; d *= 2)
+            [[unroll]] for (uint q = 0; q < SHARES; q += 2 * d) y[q] = join_parts(y[q], y[q + d]);
+        const uint row = n0 + in_team, place = first + m0 + m;
+        if (m0 + m >= live || row >= a.n) continue;
+        const uint r = input_row(place);
+        a.matrix.out_.v[output_row(place) * a.n + row] = GROUPED ? intBitsToFloat(y[0])
+            : row_result(y[0], a.sums.v[r], a.sx.v[r], a.matrix.side, matrix_row(a.n, row));
     }
-    const uint PER_LANE = NR * M > LANES ? NR * M / LANES : 1,
-        SPARE = NR * M < LANES ? LANES / (NR * M) : 1;
-    [[unroll]] for (uint d = LANES / 2, n = NR * M; d > 0; d /= 2) {
-        const bool upper = (lane & d) != 0;
-        if (n > 1) {
-            n /= 2;
-            [[unroll]] for (uint i = 0; i < n; i++) {
-                const int keep = upper ? y[i + n] : y[i], give = upper ? y[i] : y[i + n];
-                y[i] = join_parts(keep, subgroupShuffleXor(give, d));
-            }
-        } else {
-            y[0] = join_parts(y[0], subgroupShuffleXor(y[0], d));
-        }
-    }
-    if (lane % SPARE == 0)
-        [[unroll]] for (uint k = 0; k < PER_LANE; k++) {
-            const uint value = lane / SPARE * PER_LANE + k, m = value % M, row = n0 + value / M;
-            if (m0 + m >= live || row >= a.n) continue;
-            const uint place = first + m0 + m, r = input_row(place);
-            a.matrix.out_.v[output_row(place) * a.n + row] =
-                GROUPED ? intBitsToFloat(y[k])
-                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.side,
-                        matrix_row(a.n, row));
-        }
 }

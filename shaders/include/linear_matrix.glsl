@@ -68,7 +68,7 @@ shared PIECE stage[SUBGROUPS * AREA + OWNERS * C * PITCH];
 const uint FACTORS = GROUPED ? R + C : 1;
 // Scales of the current group: of the matrix rows, then of the activations.
 shared float factors[SUBGROUPS * FACTORS];
-const uint PARTS = GROUPED ? 32 / SUBGROUPS : 1; // per subgroup
+const uint PARTS = GROUPED ? 16 / SUBGROUPS : 1; // per subgroup
 const uint LEVELS = PARTS > 4 ? 3 : PARTS > 2 ? 2 : 1;
 
 // Orders shared memory among threads that share it: writes before the fence are visible after it,
@@ -168,11 +168,9 @@ void main() {
         }
 
     Chunk chunk;
-    const uint walk = GROUPED ? 32 : OWNERS;
+    const uint walk = GROUPED ? 16 : OWNERS;
     [[unroll]] for (uint turn = 0; turn < PARTS; turn++) {
-        // The parts of a subgroup in bit-reversed order: 0, PARTS / 2, PARTS / 4, ...
-        const uint turned = PARTS > 1 ? bitfieldReverse(turn) / (0x80000000u / (PARTS / 2)) : 0;
-        const uint part = (MANY ? 0 : gl_SubgroupID) + SUBGROUPS * turned;
+        const uint part = (MANY ? 0 : gl_SubgroupID) * PARTS + turn;
         fetch(a, n0, m0, first, live, min(part, chunks - 1), chunk);
         // All subgroups have the same number of rounds, because some drivers treat a subgroup's
         // barrier as one of the workgroup.
@@ -254,8 +252,8 @@ void main() {
                 float v[SUBGROUPS];
                 [[unroll]] for (uint q = 0; q < SUBGROUPS; q++)
                     v[q] = uintBitsToFloat(stage[q * AREA + from][word]);
-                [[unroll]] for (uint d = SUBGROUPS / 2; d > 0; d /= 2)
-                    [[unroll]] for (uint q = 0; q < d; q++) {
+                [[unroll]] for (uint d = 1; d < SUBGROUPS; d *= 2)
+                    [[unroll]] for (uint q = 0; q < SUBGROUPS; q += 2 * d) {
                         precise float both = v[q] + v[q + d];
                         v[q] = both;
                     }

@@ -1,30 +1,60 @@
-// Operands of matrix instructions from steps of columns, for linear_few and linear_many. The
-// including file defines CODE, SIDE and W (columns of a step).
+// Operands of matrix instructions from chunks of columns, for linear_few and linear_many. The
+// including file defines CODE, SIDE and W (columns of a step, at most 128).
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
-    vec4 v[];
-};
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer IntFours {
-    ivec4 v[];
-};
 
 #include "codes.glsl"
 #include "side.glsl"
 #include "steps.glsl"
 
-// Shared memory has two steps of 32 columns, or one longer step, as int8 in pieces of 16 bytes. A
-// piece of zeros separates the pieces of two groups, so that a product covers one group: from the
-// first piece on, the first group, and from the second piece on, the other one. Rows are one piece
-// longer, so that they begin in different banks.
-const uint PIECES = G == 2 ? 3 : W / 16;
-const uint PITCH = (W > 32 ? W : 64) / 16 + 1; // of activations
-const uint PITCH_CODES = (W > 32 ? 1 : 2) * PIECES + 1;
+// A chunk of 128 columns is divided into quarters of 32. A lane loads a quarter of a matrix row.
+struct Quarter {
+    uint low[LOW];
+    uint high[HIGH > 0 ? HIGH : 1];
+};
 
-// Returns the int8 operands of columns 16 i to 16 i + 15 of a step.
-uvec4 columns_of(StepCodes codes, uint i) {
+// Shared memory has the quarters of 16 matrix rows as int8, in pieces of 16 bytes: those of the
+// first quarter, then those of the others. Each row has a third piece. With two groups in a step it
+// is zero and between the other two, so that a product covers one group: from the first piece on,
+// the first group, and from the second piece on, the other one. Its length, and the two pieces
+// between quarters, let rows begin in different banks.
+const uint PITCH = 3, QUARTER = 16 * PITCH + 2, TILE = 4 * QUARTER;
+// Rows of activations have a whole chunk.
+const uint PITCH_X = 9;
+
+// Loads the quarter of a chunk that is in step s.
+void load_quarter(RowCodes row, uint s, uint quarter, out Quarter codes) {
+    if (W == 32) {
+        StepCodes step_;
+        load_codes(row, s, step_);
+        [[unroll]] for (uint e = 0; e < LOW; e++) codes.low[e] = step_.low[e];
+        [[unroll]] for (uint e = 0; e < HIGH; e++) codes.high[e] = step_.high[e];
+        return;
+    }
+    // Codes in long groups have one plane.
+    const uint first = quarter % (W / 32) * LOW, at = step_place(row, s);
+    [[unroll]] for (uint e = 0; e < LOW; e += 2) {
+        const uint word = first + e, q = word / PIECE_WORDS * PIECE_WORDS;
+        const uvec2 v = CodePair(row.low + uint64_t(at + q * NEXT_PIECE + 4 * (word - q))).v;
+        codes.low[e] = v.x, codes.low[e + 1] = v.y;
+    }
+}
+
+// Factors of two matrix rows 8 apart, as a lane needs them for its elements of a tile. Lanes pass
+// them through shared memory: shuffles are slow where the compiler is not sure that all lanes take
+// part.
+uvec4 pair_of(Factors a, Factors b, uint g) {
+    return floatBitsToUint(vec4(a.scale[g], b.scale[g], a.least[g], b.least[g]));
+}
+
+// Returns the int8 operands of columns 16 i to 16 i + 15 of a quarter.
+uvec4 columns_of(Quarter codes, uint i) {
     uvec4 columns;
-    [[unroll]] for (uint e = 0; e < 4; e++) columns[e] = int8_of(operand_of(codes, 4 * i + e));
+    [[unroll]] for (uint e = 0; e < 4; e++) {
+        const uint k = 4 * i + e;
+        columns[e] = int8_of(operand(codes.low[k / PER_LOW], k % PER_LOW,
+            codes.high[HIGH > 0 ? k / PER_HIGH : 0], k % PER_HIGH));
+    }
     return columns;
 }
 

@@ -23,23 +23,33 @@ struct Factors {
     vec2 least;
 };
 
+layout(buffer_reference, scalar, buffer_reference_align = 2) readonly buffer SideHalf {
+    uint16_t v;
+};
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer SideWord { uint v; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer SidePair { uvec2 v; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer SideFour { uvec4 v; };
+
+// Returns the bytes of the side of `rows` matrix rows.
+uint side_bytes(uint rows, uint steps) { return rows * (steps / SIDE_STEPS * SIDE_BYTES); }
+
 // Loads the words of the element for step s that the step needs. The side of the matrix row begins
-// at `row`. Loads are issued early, and factors_of decodes the bits later.
-uvec4 load_side(uint64_t row, uint s) {
-    const uint64_t at = row + uint64_t(s / SIDE_STEPS * SIDE_BYTES);
+// `skip` bytes after `row`. Loads are issued early, and factors_of decodes the bits later.
+uvec4 load_side(uint64_t row, uint skip, uint s) {
+    const uint64_t at = row + uint64_t(skip + s / SIDE_STEPS * SIDE_BYTES);
     const uint nth = s % 8;
-    if (SIDE == SIDE_SCALE) return uvec4(U16(at).v[0], 0, 0, 0);
-    if (SIDE == SIDE_SCALE_MIN) return uvec4(U32(at).v[0], 0, 0, 0);
-    if (SIDE == SIDE_SIX_BIT_MIN) return U32x4(at).v[0];
-    if (SIDE == SIDE_SIX_BIT_SPLIT) return uvec4(U32x2(at).v[0], 0, 0);
+    if (SIDE == SIDE_SCALE) return uvec4(SideHalf(at).v, 0, 0, 0);
+    if (SIDE == SIDE_SCALE_MIN) return uvec4(SideWord(at).v, 0, 0, 0);
+    if (SIDE == SIDE_SIX_BIT_MIN) return SideFour(at).v;
+    if (SIDE == SIDE_SIX_BIT_SPLIT) return uvec4(SidePair(at).v, 0, 0);
     if (SIDE == SIDE_FOUR_BIT_MIN)
-        return uvec4(U32(at).v[0], U16(at + uint64_t(4 + 2 * nth)).v[0], 0, 0);
-    const uint d = U16(at).v[0];
-    if (SIDE == SIDE_EIGHT_BIT) return uvec4(d, U16(at + uint64_t(2 + 2 * nth)).v[0], 0, 0);
+        return uvec4(SideWord(at).v, SideHalf(at + uint64_t(4 + 2 * nth)).v, 0, 0);
+    const uint d = SideHalf(at).v;
+    if (SIDE == SIDE_EIGHT_BIT) return uvec4(d, SideHalf(at + uint64_t(2 + 2 * nth)).v, 0, 0);
     if (SIDE == SIDE_FOUR_BIT || SIDE == SIDE_FOUR_BIT_WIDE)
-        return uvec4(d, U16(at + uint64_t(2 + nth * G / 4 * 2)).v[0], 0, 0);
-    return uvec4(d, U16(at + uint64_t(2 + 2 * nth % 8)).v[0],
-        U16(at + uint64_t(10 + 2 * nth % 4)).v[0], 0);
+        return uvec4(d, SideHalf(at + uint64_t(2 + nth * G / 4 * 2)).v, 0, 0);
+    return uvec4(d, SideHalf(at + uint64_t(2 + 2 * nth % 8)).v,
+        SideHalf(at + uint64_t(10 + 2 * nth % 4)).v, 0);
 }
 
 // Returns the factors of step s from the words of its element.

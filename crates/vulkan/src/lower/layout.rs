@@ -1,20 +1,26 @@
 //! Layout of weights in device memory.
 //!
-//! A row of integer codes is divided into *steps* of W columns, which a lane processes at once. A
-//! step is a group, or two groups of 16 columns. Without groups it has 64 columns of i2, or 32 of
-//! other codes. Eight lanes share a row, and their eight steps are contiguous. They are interleaved
-//! in pieces of 16 bytes (8 if a step has no more): first one piece of each lane, then the next
-//! pieces. Neighbouring lanes therefore load neighbouring bytes.
+//! A row of integer codes is divided into *steps* of W columns. A step is a group, or two groups of
+//! 16 columns. Without groups it has 64 columns of i2, or 32 of other codes. Steps of 128 columns
+//! together, or one longer step, are a *chunk*. Lanes process the same chunk of eight rows at once,
+//! so these are contiguous: `[row / 8, chunk, piece of a step, step of the chunk, row % 8]`, in
+//! pieces of 16 bytes (8 if a step has no more). Rows and steps that are missing at the end of the
+//! last eight rows and of the last chunk are zero.
 //!
 //! This applies to the codes, or to the low bits of 3, 5 and 6-bit codes. Their high bits form a
-//! separate plane `[rows, steps]` after the last row. Trellis codes have tiles instead of steps,
-//! and rows of tiles instead of rows. Octets of a grid keep their stored layout, followed by the
-//! grid. The side is that of the stored matrix.
+//! separate plane after the low plane, with one piece per step. Trellis codes have tiles instead of
+//! steps, and rows of tiles instead of rows: eight tiles are contiguous, and interleaved in pieces.
+//! Octets of a grid keep their stored layout, followed by the grid. The side is that of the stored
+//! matrix.
 
 use anyhow::{Result, ensure};
 use gemma_base::error::Fault;
 use gemma_base::tensor::trellis::TILE;
 use gemma_base::tensor::{Code, Format, Group, Values};
+
+/// Rows that are interleaved, and columns of a chunk.
+const TOGETHER: usize = 8;
+const CHUNK_COLS: usize = 128;
 
 /// Returns the number of a code in `shaders/include/codes.glsl`.
 pub fn code_number(code: Code) -> u32 {
@@ -58,6 +64,8 @@ pub struct Packing {
     pub high_words: usize,
     /// Rows, or rows of tiles.
     pub rows: usize,
+    /// Rows that are interleaved.
+    pub together: usize,
     /// Bytes of a stored row (of tiles).
     pub from_bytes: usize,
 }
@@ -79,8 +87,16 @@ impl Packing {
         if let Some(trellis) = format.code.trellis() {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
             let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
-            let (width, high_words) = (TILE, 0);
-            return Ok(Some(Packing { width, steps, step_words, high_words, rows, from_bytes }));
+            let (width, high_words, together) = (TILE, 0, 1);
+            return Ok(Some(Packing {
+                width,
+                steps,
+                step_words,
+                high_words,
+                rows,
+                together,
+                from_bytes,
+            }));
         }
         let width = match (format.group, format.code) {
             (Group::Cols(g), _) => 32.max(g as usize),
@@ -96,6 +112,7 @@ impl Packing {
         Ok(Some(Packing {
             width,
             steps: cols.div_ceil(width),
+            together: if bits == 0 { 1 } else { TOGETHER },
             step_words: width * (bits - high_bits) / 32,
             high_words: width * high_bits / 32,
             rows,
@@ -103,16 +120,26 @@ impl Packing {
         }))
     }
 
-    /// Returns the words of a row, in both planes.
-    pub fn row_words(&self) -> usize {
+    /// Returns the steps of a chunk.
+    pub fn chunk(&self) -> usize {
+        (CHUNK_COLS / self.width).max(1)
+    }
+
+    /// Returns the words of `rows` rows in each plane.
+    pub fn words(&self, rows: usize) -> [usize; 2] {
+        let steps = match self.together {
+            1 => self.steps,
+            _ => self.steps.next_multiple_of(self.chunk()),
+        };
+        let rows = rows.next_multiple_of(self.together);
         match self.step_words {
-            0 => self.from_bytes / 4,
-            low => self.steps * (low + self.high_words),
+            0 => [rows * self.from_bytes / 4, 0],
+            low => [low, self.high_words].map(|words| rows * steps * words),
         }
     }
 
     pub fn bytes(&self) -> usize {
-        4 * self.rows * self.row_words()
+        4 * self.words(self.rows).iter().sum::<usize>()
     }
 }
 

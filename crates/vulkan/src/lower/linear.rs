@@ -30,8 +30,11 @@ const MATRIX_SUBGROUPS: usize = 4;
 /// Bytes of shared memory reserved for the rotation of heads: four subgroups, 256 channels.
 const HEAD_SHARED: usize = 4 << 10;
 
-/// Teams of a workgroup with a norm as its epilogue, which share the row.
+/// Subgroups of a workgroup with a norm as its epilogue, which share the row.
 pub(super) const NORM_TEAMS: u32 = 16;
+/// Parts of a row in `linear`, and most bytes of shared memory to add them up.
+const PARTS: u32 = 16;
+const JOIN_SHARED: u32 = 8 << 10;
 
 /// A kernel of a linear layer: shader, constants, and the rows of activations (`block`) and of the
 /// matrix (`rows`) per workgroup.
@@ -154,10 +157,11 @@ impl Lowering<'_> {
     ) -> LinearShape {
         let Some(p) = packing else { return self.float_shape(m, block, false, false) };
         let grouped = m.format.group != Group::Row;
-        let many = grouped && block >= FEW_ROWS && m.cols.is_multiple_of(2 * p.width);
         let known = match self.known_shape(m.format, m.cols, p, block, false) {
             // Fewer tiles waste less work in incomplete blocks.
-            _ if many => self.many_shape(m.format, p, word(block) / 16, false),
+            _ if grouped && block >= FEW_ROWS => {
+                self.many_shape(m.format, m.cols, p, word(block) / 8, false)
+            }
             known => known,
         };
         known.unwrap_or_else(|| match m.format.code.trellis() {
@@ -226,27 +230,33 @@ impl Lowering<'_> {
     ) -> LinearShape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
-        // With fewer lanes, each lane keeps more parts and has less room for rows. The same applies
-        // to steps of i2, which have many columns, and to minima of groups, which need sums of
-        // activations.
         let has_min = grouped && format.code.spec().side.has_min();
-        let much = sg < 32 || format.code == Code::I2;
-        let block = live.clamp(1, if much { 8 } else { 16 });
-        // Loads in flight hide latency. A subgroup keeps sums of up to 64 (row, activation) pairs.
-        let (each, rounds) = match block {
-            // A long step needs as many loads as several short ones.
-            1 | 2 => (2, if p.width > 32 { 1 } else { 2 }),
-            4 => (4, 1),
-            // Smaller tasks balance the load better if there are few long rows.
-            8 if cols >= 2 * rows => (2, 1),
-            16 if has_min => (2, 1),
-            _ => (4, 1),
+        let block = live.clamp(1, 16);
+        // Loads in flight hide latency. Several scales per element of the side need more registers,
+        // and with many rows the unrolled loop over steps would be too long.
+        let one_scale = !grouped || format.code.spec().side.groups() == 1;
+        let at_once = match block {
+            1 | 2 if one_scale => p.chunk(),
+            ..=4 => p.chunk().min(2),
+            _ => 1,
         };
-        let lanes = sg.min(32);
-        // With fewer lanes than the 32 parts of a grouped row, each lane has more parts in flight.
-        let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
-        let teams = if norm { NORM_TEAMS } else { 4 };
-        let threads = teams * lanes;
+        // A row of activations is loaded once for `each` matrix rows. A thread keeps sums of up to
+        // 64 pairs of rows, and the operands of up to 128 columns.
+        let each = match block {
+            1 | 2 => 1,
+            4 => 2,
+            // Smaller tasks balance the load better if there are few long rows.
+            8 if cols >= 2 * rows => 2,
+            16 if has_min => 2,
+            _ => 4,
+        };
+        let each = each.min(word(MATRIX_CHUNK / at_once / p.width).max(1));
+        // The subgroups of a team add up their sums in shared memory.
+        let shares = PARTS / (sg / 8).clamp(1, PARTS);
+        let each = each.min((JOIN_SHARED / (shares * 8 * word(block) * 4)).max(1));
+        let team = 8 * PARTS;
+        let teams = if norm { (NORM_TEAMS * sg.min(32)).div_ceil(team) } else { 1 };
+        let threads = teams * team;
         let kernel = kernels::Linear {
             local: threads,
             subgroup: sg,
@@ -255,12 +265,13 @@ impl Lowering<'_> {
             code: code_number(format.code),
             width: word(p.width),
             grouped,
-            rounds,
+            at_once: word(at_once),
             selected,
             threads,
             side: side_number(format.code),
+            partial: !p.steps.is_multiple_of(p.chunk()),
         };
-        LinearShape::of(&kernel, block, (teams * each) as usize)
+        LinearShape::of(&kernel, block, (teams * each * 8) as usize)
     }
 
     /// Returns the kernel for matrix instructions of any shape; `None` for too few rows.
@@ -305,10 +316,6 @@ impl Lowering<'_> {
             // The fewest subgroups that need no more rounds over the chunks of a row.
             most => chunks.div_ceil(chunks.div_ceil(most)),
         };
-        // A subgroup holds the sums of at most eight of the 32 parts.
-        if grouped && subgroups < 4 {
-            return None;
-        }
         let threads = word(subgroups * sg);
         let kernel = kernels::LinearMatrix {
             local: threads,
@@ -350,41 +357,40 @@ impl Lowering<'_> {
         {
             return None;
         }
-        // The shapes were tuned by measurement, see docs/NOTES.md. The kernel iterates over the 32
-        // parts of a row.
-        if live > FEW_ROWS && p.steps >= 32 && grouped {
-            return self.many_shape(format, p, 4, selected);
+        // The shapes were tuned by measurement, see docs/NOTES.md.
+        if live > FEW_ROWS && grouped {
+            return self.many_shape(format, cols, p, 8, selected);
         }
         // With one scale per row, `linear_matrix` is equally fast, except for few rows of i4.
         let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
         if !(few && p.width == 32) {
             return None;
         }
-        // Groups need sums per element of a tile. With two matrix tiles, fewer subgroups fit.
-        let (tiles, matrix_tiles) = match live {
-            ..=8 => (1, 2),
-            _ => (2, if grouped { 1 } else { 2 }),
-        };
+        // Shared memory has room for the scales of 32 rows with one group per step, or for the
+        // scales and minima of fewer.
+        let side = format.code.spec().side;
+        let factors = (side.groups() / 8).max(1) * (1 + side.has_min() as usize);
+        let tiles = live.div_ceil(8).next_power_of_two().min(FEW_ROWS / 8 / factors);
+        // The subgroup's sums are of 32 rows of activations or of 64 matrix rows.
+        let matrix_tiles = if tiles < 4 { 4 } else { 2 };
         let kernel = kernels::LinearFew {
             local: THREADS,
-            tiles,
+            tiles: word(tiles),
             matrix_tiles,
             code: code_number(format.code),
             grouped,
-            rounds: 1,
             selected,
-            threads: THREADS,
             side: side_number(format.code),
         };
-        let rows = 16 * matrix_tiles * (THREADS / 256);
-        Some(LinearShape::of(&kernel, 8 * tiles as usize, rows as usize))
+        Some(LinearShape::of(&kernel, 8 * tiles, 16 * matrix_tiles as usize))
     }
 
-    /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows per subgroup.
-    /// `None` if the device or the format does not allow it.
+    /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows. `None` if the
+    /// device or the format does not allow it.
     fn many_shape(
         &self,
         format: Format,
+        cols: usize,
         p: &Packing,
         tiles: u32,
         selected: bool,
@@ -392,21 +398,18 @@ impl Lowering<'_> {
         if !(self.known_elements && self.has_room() && format.group != Group::Row) {
             return None;
         }
-        let (matrix_tiles, row_subgroups, threads) = (2, 2, THREADS / 2);
+        let threads = THREADS / 2;
         let kernel = kernels::LinearMany {
             local: threads,
             tiles,
-            matrix_tiles,
             code: code_number(format.code),
             width: word(p.width),
-            row_subgroups,
+            partial: !cols.is_multiple_of(MATRIX_CHUNK),
             selected,
             threads,
             side: side_number(format.code),
         };
-        let (block, rows) =
-            (8 * tiles * (threads / 32 / row_subgroups), 16 * matrix_tiles * row_subgroups);
-        Some(LinearShape::of(&kernel, block as usize, rows as usize))
+        Some(LinearShape::of(&kernel, 8 * tiles as usize, threads as usize / 2))
     }
 
     /// Returns whether the device allows workgroups as large as the kernels with known elements

@@ -71,8 +71,12 @@ impl<'a> Upload<'a> {
     fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
         let m = &self.matrix;
         // A stream without a kernel is only copied, so it may be cut anywhere.
-        let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
-        let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
+        // A kernel writes rows that are interleaved at once.
+        let unit = match &self.packing {
+            Some(p) if self.kernel.is_some() => (p.together * self.row_bytes).max(1),
+            _ if m.code_bytes().is_multiple_of(4) => 4,
+            _ => 1,
+        };
         let bytes = m.code_bytes();
         let codes = Stream { job, is_side: false, to: 0, source: &*m.codes, bytes, unit };
         let points =
@@ -105,18 +109,22 @@ impl<'a> Upload<'a> {
     /// invocations.
     fn push(&self, p: &Packing, part: &StreamPart, from: u64, codes: DevicePlace) -> (Push, usize) {
         let (first, rows) = (part.from / p.from_bytes, part.bytes / p.from_bytes);
-        let at = |words: usize| codes.address + (4 * words * p.steps) as u64;
-        let words = rows * p.row_words();
+        let at = |words: usize| codes.address + 4 * words as u64;
+        let ([low, high], [all_low, _], [part_low, part_high]) =
+            (p.words(first), p.words(p.rows), p.words(rows));
+        let words = part_low + part_high;
         let push = RepackPush {
             from,
-            to: at(first * p.step_words),
-            high: at(p.rows * p.step_words + first * p.high_words),
+            to: at(low),
+            high: at(all_low + high),
             words: word(words),
+            low_words: word(part_low),
+            rows: word(rows),
             cols: word(self.matrix.cols),
             steps: word(p.steps),
+            chunk: word(p.chunk()),
             step_words: word(p.step_words),
             high_words: word(p.high_words),
-            _gap: 0,
         };
         (Push::of(&push), words)
     }
