@@ -28,6 +28,9 @@
 const uint BITS = CODE == CODE_I2 || CODE == CODE_U2 ? 2 : CODE == CODE_S3 ? 3
     : CODE == CODE_I4 || CODE == CODE_U4 || CODE == CODE_LEVELS ? 4
     : CODE == CODE_U5 || CODE == CODE_S5 ? 5 : CODE == CODE_S6 ? 6 : 8;
+// Parts of the sum of a row in groups, see linear.glsl.
+const uint PARTS = 16;
+
 // Bits of the high plane (0 without one) and of the low plane.
 const uint HIGH = BITS == 6 ? 2 : BITS == 3 || BITS == 5 ? 1 : 0, LOW = BITS - HIGH;
 // Groups of four columns in one word of each plane.

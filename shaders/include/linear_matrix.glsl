@@ -68,8 +68,8 @@ shared PIECE stage[SUBGROUPS * AREA + OWNERS * C * PITCH];
 const uint FACTORS = GROUPED ? R + C : 1;
 // Scales of the current group: of the matrix rows, then of the activations.
 shared float factors[SUBGROUPS * FACTORS];
-const uint PARTS = GROUPED ? 16 / SUBGROUPS : 1; // per subgroup
-const uint LEVELS = PARTS > 4 ? 3 : PARTS > 2 ? 2 : 1;
+const uint OWN = GROUPED ? PARTS / SUBGROUPS : 1; // parts of a subgroup
+const uint LEVELS = OWN > 4 ? 3 : OWN > 2 ? 2 : 1;
 
 // Orders shared memory among threads that share it: writes before the fence are visible after it,
 // and reads before it precede later writes.
@@ -168,9 +168,9 @@ void main() {
         }
 
     Chunk chunk;
-    const uint walk = GROUPED ? 16 : OWNERS;
-    [[unroll]] for (uint turn = 0; turn < PARTS; turn++) {
-        const uint part = (MANY ? 0 : gl_SubgroupID) * PARTS + turn;
+    const uint walk = GROUPED ? PARTS : OWNERS;
+    [[unroll]] for (uint turn = 0; turn < OWN; turn++) {
+        const uint part = (MANY ? 0 : gl_SubgroupID) * OWN + turn;
         fetch(a, n0, m0, first, live, min(part, chunks - 1), chunk);
         // All subgroups have the same number of rounds, because some drivers treat a subgroup's
         // barrier as one of the workgroup.
@@ -226,7 +226,7 @@ void main() {
                         else if ((turn + 1) % (1 << level) == 0)
                             waiting[level][t][n] = parts[t][n];
                     }
-        if (GROUPED && turn + 1 < PARTS)
+        if (GROUPED && turn + 1 < OWN)
             [[unroll]] for (uint t = 0; t < RT; t++)
                 [[unroll]] for (uint n = 0; n < NT; n++) parts[t][n] = Sums(0.0);
     }

@@ -6,7 +6,6 @@
 const uint LOW_WORDS = W * LOW / 32, HIGH_WORDS = W * HIGH / 32; // in a step
 const uint PIECE_WORDS = LOW_WORDS % 4 == 0 ? 4 : 2;
 const uint CHUNK = W < 128 ? 128 / W : 1; // steps
-const uint PARTS = 16;                    // of a row, see linear.glsl
 // Bytes of a step of eight rows.
 const uint LOW_EIGHT = 32 * LOW_WORDS, HIGH_EIGHT = 32 * HIGH_WORDS;
 

@@ -32,7 +32,8 @@ const HEAD_SHARED: usize = 4 << 10;
 
 /// Subgroups of a workgroup with a norm as its epilogue, which share the row.
 pub(super) const NORM_TEAMS: u32 = 16;
-/// Parts of a row in `linear`, and most bytes of shared memory to add them up.
+/// Parts of a row, as in `shaders/include/codes.glsl`, and most bytes of shared memory in which
+/// `linear` adds them up.
 const PARTS: u32 = 16;
 const JOIN_SHARED: u32 = 8 << 10;
 
@@ -316,6 +317,10 @@ impl Lowering<'_> {
             // The fewest subgroups that need no more rounds over the chunks of a row.
             most => chunks.div_ceil(chunks.div_ceil(most)),
         };
+        // A subgroup holds the sums of at most eight of the 16 parts.
+        if grouped && subgroups < 2 {
+            return None;
+        }
         let threads = word(subgroups * sg);
         let kernel = kernels::LinearMatrix {
             local: threads,
