@@ -27,7 +27,7 @@ const uint TEAM_ROWS = 8 * NR;
 // Parts of a row in a subgroup, and subgroups with parts of a row.
 const uint OWN = SG < 16 ? 1 : SG < TEAM ? SG / 8 : PARTS, SHARES = PARTS / OWN;
 // With more rows, the addresses of their scales and sums would fill AMD's scalar registers.
-const bool BY_OFFSET = HAS_MIN && M > 8;
+const bool BY_OFFSET = (HAS_MIN || OFFSET != 0) && M > 8;
 
 shared int part_sums[T / TEAM][M][SHARES][TEAM_ROWS]; // integers, or the bits of floats
 
