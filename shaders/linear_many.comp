@@ -5,8 +5,8 @@
 // The sums have the bits of linear.glsl. A subgroup computes the parts in the order in which they
 // are added and keeps the sums that still wait for another one. Products of 16 x 8 x 32 cover the
 // columns of a group, are converted to float and added to the part. Shared memory has a chunk of
-// codes and activations. The codes of the next chunk and the activations of the one after it are
-// loaded meanwhile.
+// codes and activations. While it is multiplied, the codes of the next chunk and the activations of
+// the chunk after that are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require

@@ -161,7 +161,7 @@ impl Lowering<'_> {
         let known = match self.known_shape(m.format, m.cols, p, block, false) {
             // Fewer tiles waste less work in incomplete blocks.
             _ if grouped && block >= FEW_ROWS => {
-                self.many_shape(m.format, m.cols, p, word(block) / 8, false)
+                self.many_shape(m.format, p, word(block) / 8, false)
             }
             known => known,
         };
@@ -364,7 +364,7 @@ impl Lowering<'_> {
         }
         // The shapes were tuned by measurement, see docs/NOTES.md.
         if live > FEW_ROWS && grouped {
-            return self.many_shape(format, cols, p, 8, selected);
+            return self.many_shape(format, p, 8, selected);
         }
         // With one scale per row, `linear_matrix` is equally fast, except for few rows of i4.
         let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
@@ -395,7 +395,6 @@ impl Lowering<'_> {
     fn many_shape(
         &self,
         format: Format,
-        cols: usize,
         p: &Packing,
         tiles: u32,
         selected: bool,
@@ -409,7 +408,7 @@ impl Lowering<'_> {
             tiles,
             code: code_number(format.code),
             width: word(p.width),
-            partial: !cols.is_multiple_of(MATRIX_CHUNK),
+            partial: !p.steps.is_multiple_of(p.chunk()),
             selected,
             threads,
             side: side_number(format.code),
@@ -444,4 +443,15 @@ pub(super) fn put_or_merge(calls: &mut Vec<Call>, begin: usize, call: Call) {
         return;
     }
     calls.push(call);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PARTS;
+
+    #[test]
+    fn rows_have_as_many_parts_as_in_the_shaders() {
+        let codes = include_str!("../../../../shaders/include/codes.glsl");
+        assert!(codes.contains(&format!("const uint PARTS = {PARTS};")));
+    }
 }
