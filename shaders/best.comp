@@ -1,6 +1,7 @@
-// Lists the largest logits of a row on the device. Stage 0 finds the maximum of each of 256 chunks.
-// Stage 1 takes the n-th largest maximum as a threshold, which at least n logits reach, and lists
-// all logits that reach it. The host sorts the list. Chunks with a maximum below it are skipped.
+// Lists the largest logits of a row on the device. Runs of 16 logits are dealt to 256 chunks in
+// turn. Stage 0 finds the maximum of each chunk. Stage 1 takes the n-th largest maximum as a
+// threshold, which at least n logits reach, and lists all logits that reach it. The host sorts the
+// list. Chunks with a maximum below it are skipped.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -20,6 +21,10 @@ layout(push_constant, scalar) uniform Push {
 };
 
 const uint NAN_SEEN = 0x80000000u;
+const uint RUN = 16;
+
+// Column of logit i of a chunk.
+uint column(uint chunk, uint i) { return (i / RUN * 256 + chunk) * RUN + i % RUN; }
 
 shared float largest[256];
 shared float threshold;
@@ -29,15 +34,16 @@ shared uint larger;
 void main() {
     const uint row = gl_WorkGroupID.y, chunk = gl_WorkGroupID.x, t = gl_LocalInvocationID.x;
     if (row >= step_.n_selected) return;
-    const uint each = (step_.usable + 255) / 256, first = chunk * each,
-        end = min(first + each, step_.usable);
+    const uint each = (step_.usable + 256 * RUN - 1) / (256 * RUN) * RUN;
     const uint at = row * vocab, list = row * (2 + 2 * MOST);
     const float LEAST = uintBitsToFloat(0xff800000u);
     if (STAGE == 0) {
         if (t == 0) nans = 0;
         barrier();
         float m = LEAST;
-        for (uint i = first + t; i < end; i += 256) {
+        for (uint k = t; k < each; k += 256) {
+            const uint i = column(chunk, k);
+            if (i >= step_.usable) break;
             const float v = logits.v[at + i];
             if (magnitude(v) > INFINITE) nans = 1;
             else m = max(m, v);
@@ -67,7 +73,9 @@ void main() {
     for (uint i = 0; i < 256; i++) rank += uint(largest[i] > mine || (largest[i] == mine && i < t));
     if (rank == n - 1) threshold = mine;
     barrier();
-    for (uint i = first + t; i < end; i += 256) {
+    for (uint k = t; k < each; k += 256) {
+        const uint i = column(chunk, k);
+        if (i >= step_.usable) break;
         const float v = logits.v[at + i];
         if (v >= threshold) {
             const uint place = atomicAdd(lists.v[list], 1);

@@ -7,6 +7,9 @@
 // columns of a group, are converted to float and added to the part. Shared memory has a chunk of
 // codes and activations. While it is multiplied, the codes of the next chunk and the activations of
 // the chunk after that are loaded.
+//
+// If there are few workgroups, SHARES of them share the parts of their rows, and the last one adds
+// up their sums.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -19,18 +22,28 @@ layout(constant_id = 6) const bool PARTIAL = false; // the last chunk has fewer 
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
+layout(constant_id = 30) const uint SHARES = 1;
 #include "matrix.glsl"
 #include "experts.glsl"
+#include "last.glsl"
 #include "matrix_steps.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
     uint more_n;    // rows of the other matrices, 16 bits each; 0: none
     Matrix more[2];
-    uint64_t epilogue;  // not used
+    uint64_t epilogue;  // Shares, if SHARES > 1
 };
 
-const uint SUBGROUPS = T / 32, LEVELS = 4; // PARTS is 1 << LEVELS
+// [workgroups, SHARES, elements of a thread, threads]: sums of shares, and counters of workgroups
+// that are done.
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Shares {
+    uint64_t sums;
+    uint64_t counts;
+};
+
+const uint SUBGROUPS = T / 32, OWN_PARTS = PARTS / SHARES;
+const uint LEVELS = OWN_PARTS == 16 ? 4 : OWN_PARTS == 8 ? 3 : OWN_PARTS == 4 ? 2 : 1;
 const uint R = 16 * SUBGROUPS, N = 8 * NT;
 const uint CHUNK_GROUPS = CHUNK * G;          // of a chunk
 shared uvec4 stage[SUBGROUPS * TILE], stage_x[2][N * PITCH_X], pairs[SUBGROUPS][G][4][8];
@@ -117,16 +130,17 @@ void main() {
             stage[mine + four * QUARTER + (8 * h + eight) * PITCH + 1] = uvec4(0);
     float sums[NT][4], kept[LEVELS * KEPT]; // per tile and element
     EACH sums[n][i] = 0.0;
-    BRING_X(0);
+    const uint share = gl_WorkGroupID.z, part0 = share * OWN_PARTS;
+    BRING_X(part0);
     PUT_X(0);
-    uint next = AFTER(0), buffer_ = 0;
+    uint next = AFTER(part0), buffer_ = 0;
     BRING_X(next);
-    BRING(0);
+    BRING(part0);
     barrier();
     // The slots of an expert may fill only some of the tiles.
     const uint filled = EXPERTS ? (live - m0 + 7) / 8 : NT;
-    for (uint part = 0; part < PARTS; part++) {
-        for (uint chunk = part; chunk < chunks; chunk += PARTS) {
+    for (uint part = 0; part < OWN_PARTS; part++) {
+        for (uint chunk = part0 + part; chunk < chunks; chunk += PARTS) {
             PUT_X(1 - buffer_);
             subgroup_fence();
             Factors own[2];
@@ -179,10 +193,30 @@ void main() {
                 precise float both = kept[level * KEPT + 4 * n + i] + sums[n][i];
                 sums[n][i] = both;
             }
-        if (part == PARTS - 1) break;
+        if (part == OWN_PARTS - 1) break;
         EACH {
             kept[level * KEPT + 4 * n + i] = sums[n][i];
             sums[n][i] = 0.0;
+        }
+    }
+
+    if (SHARES > 1) {
+        const uint unit = gl_WorkGroupID.y * ((live + N - 1) / N) + gl_WorkGroupID.x;
+        Shares join = Shares(epilogue);
+        const uint64_t at = join.sums + uint64_t(unit * SHARES) * (4 * KEPT * T);
+        SharedF32 all = SharedF32(at);
+        EACH all.v[(share * KEPT + 4 * n + i) * T + thread] = sums[n][i];
+        if (!is_last(join.counts, unit, SHARES)) return;
+        EACH {
+            float v[SHARES];
+            [[unroll]] for (uint q = 0; q < SHARES; q++)
+                v[q] = all.v[(q * KEPT + 4 * n + i) * T + thread];
+            [[unroll]] for (uint d = 1; d < SHARES; d *= 2)
+                [[unroll]] for (uint q = 0; q < SHARES; q += 2 * d) {
+                    precise float both = v[q] + v[q + d];
+                    v[q] = both;
+                }
+            sums[n][i] = v[0];
         }
     }
 

@@ -11,11 +11,12 @@ const SPIRV: &str = "../../shaders/spirv";
 
 /// Optional groups of constants: name of the struct, shaders (by prefix of the file name), constant
 /// numbers. If the first constant is a boolean, it enables the group.
-const OPTIONAL: [(&str, &str, &[u32]); 6] = [
+const OPTIONAL: [(&str, &str, &[u32]); 7] = [
     ("Heads", "linear", &[11, 12, 13, 26, 28]),
     ("NextNorm", "linear", &[20, 21, 22, 23, 24, 25]),
     ("PathTrellis", "linear", &[17, 19]),
     ("OfExperts", "linear", &[29]),
+    ("SharedParts", "linear", &[30]),
     ("Join", "attention", &[7, 8, 9, 10, 11]),
     ("EmbedTrellis", "embed", &[9, 11]),
 ];

@@ -67,8 +67,9 @@ fn a_device_50_times_slower_than_a_laptops_is_given_no_submission_over_the_bound
         counts.push(given.submissions);
     }
     // Six passes. On the fastest device only the first of each kind may need a few more
-    // submissions.
-    assert!(counts[0] <= 12 && counts[2] > 2 * counts[0], "{counts:?} submissions");
+    // submissions. Whole calls leave fewer places to divide a pass.
+    let fewest = if open().info().divides_calls { 2 * counts[0] } else { counts[0] };
+    assert!(counts[0] <= 12 && counts[2] > fewest, "{counts:?} submissions");
 }
 
 /// Calls are divided down to single workgroups, even if their last workgroups continue with the
@@ -86,8 +87,8 @@ fn a_call_in_many_parts_computes_the_same() {
             "{format}"
         );
         let given = crawling.lock().unwrap().submissions;
-        // Six passes of some 30 calls. If calls cannot be divided, each is a submission.
-        let least = if open().info().divides_calls { 1000 } else { 100 };
-        assert!(given > least, "{given} submissions");
+        // Six passes of at least 15 calls. If calls cannot be divided, each is a submission.
+        let least = if open().info().divides_calls { 1000 } else { 6 * 15 };
+        assert!(given >= least, "{given} submissions");
     }
 }

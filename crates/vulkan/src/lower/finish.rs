@@ -7,8 +7,10 @@
 //! epilogue, because it would slow down the products by more than a dispatch (docs/NOTES.md).
 
 use super::fuse::Fused;
-use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
-use super::linear::NORM_TEAMS;
+use super::kernels::{
+    AttentionPush, Heads, Join, LinearPush, NextNorm, SharedParts, Specialise, word,
+};
+use super::linear::{MANY_FLOATS, NORM_TEAMS};
 use super::sizes::{COUNTS, EPILOGUE_BYTES};
 use super::{Access, Bucket, Call, Lowering, kv_code, preparation};
 use crate::device::pipeline::Shader;
@@ -21,13 +23,15 @@ use std::mem::offset_of;
 const ROWS: usize = 32;
 /// Most rows for merged attention that is rounded by whole rows, which a single workgroup does.
 const WHOLE_ROWS: usize = 2;
+/// Most workgroups that share rows, as a multiple of those that keep the device busy.
+const GROUPS_OF_SHARES: usize = 4;
 /// Most channels of a head that a linear layer quantises to int8. The head is kept in shared
 /// memory.
 const MOST_SHARED_CHANNELS: usize = 256;
 /// Channels per block in `row.comp`.
 const BLOCK: usize = 128;
 /// Offsets of the epilogue's address in the push constants of linear layers and of attention.
-const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
+pub(super) const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
 const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);
 
 /// Arguments of an epilogue. They are in a buffer of the executor, and the call receives their
@@ -105,6 +109,24 @@ impl Lowering<'_> {
             call.accesses.push(Access::Share(self.own.counts));
         }
         true
+    }
+
+    /// Lets several workgroups share the parts of a row if the call would have few workgroups. The
+    /// last one adds up their sums.
+    pub(super) fn share_parts(&self, call: &mut Call) {
+        let groups: usize = call.groups.iter().map(|g| *g as usize).product();
+        let suits = |shares: &usize| {
+            groups * shares <= GROUPS_OF_SHARES * self.info.busy
+                && groups * shares * MANY_FLOATS <= self.own.partial_floats
+        };
+        let shares = [16, 8, 4, 2].into_iter().find(suits);
+        let Some(shares) = shares.filter(|_| call.shader == Shader::LinearMany) else { return };
+        call.groups[2] = word(shares);
+        call.constants.extend(SharedParts { shares: word(shares) }.constants());
+        let own = [self.own.partials, self.own.counts];
+        let bytes = own.iter().flat_map(|id| self.at(*id).to_le_bytes()).collect();
+        call.epilogue = Some(Epilogue { bytes, at: LINEAR_EPILOGUE });
+        call.accesses.extend(own.map(Access::Write));
     }
 
     /// Returns whether `next` is a norm that can be an epilogue of the linear layer before it.

@@ -22,6 +22,11 @@ const FEW_ROWS: usize = 32;
 const THREADS: u32 = 256;
 /// Most bytes of its shared memory.
 const SHARED: u32 = 48 << 10;
+/// Most tiles of eight rows of activations in `linear_many`, and matrix rows per workgroup.
+const MANY_TILES: u32 = 8;
+const MANY_ROWS: usize = 64;
+/// Most floats that its workgroup computes.
+pub(super) const MANY_FLOATS: usize = 8 * MANY_TILES as usize * MANY_ROWS;
 /// Matrix rows per subgroup in `linear_matrix`, and columns that it unpacks at once.
 const MATRIX_BLOCK: usize = 16;
 const MATRIX_CHUNK: usize = 128;
@@ -362,32 +367,33 @@ impl Lowering<'_> {
         {
             return None;
         }
-        // The shapes were tuned by measurement, see docs/NOTES.md.
-        if live > FEW_ROWS && grouped {
-            return self.many_shape(format, p, 8, selected);
+        // The shapes were tuned by measurement, see docs/NOTES.md. With one scale per row,
+        // `linear_matrix` is equally fast, except for few rows of i4.
+        let most = match grouped {
+            true if format.code.spec().side.groups() == 1 => 2,
+            true => 1,
+            false if format.code == Code::I4 => 4,
+            false => return None,
+        };
+        let tiles = word(live.div_ceil(8).next_power_of_two());
+        if tiles > most && grouped {
+            return self.many_shape(format, p, tiles.min(MANY_TILES), selected);
         }
-        // With one scale per row, `linear_matrix` is equally fast, except for few rows of i4.
-        let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
-        if !(few && p.width == 32) {
+        if tiles > most || p.width != 32 {
             return None;
         }
-        // Shared memory has room for the scales of 32 rows with one group per step, or for the
-        // scales and minima of fewer.
-        let side = format.code.spec().side;
-        let factors = (side.groups() / 8).max(1) * (1 + side.has_min() as usize);
-        let tiles = live.div_ceil(8).next_power_of_two().min(FEW_ROWS / 8 / factors);
         // The subgroup's sums are of 32 rows of activations or of 64 matrix rows.
         let matrix_tiles = if tiles < 4 { 4 } else { 2 };
         let kernel = kernels::LinearFew {
             local: THREADS,
-            tiles: word(tiles),
+            tiles,
             matrix_tiles,
             code: code_number(format.code),
             grouped,
             selected,
             side: side_number(format.code),
         };
-        Some(LinearShape::of(&kernel, 8 * tiles, 16 * matrix_tiles as usize))
+        Some(LinearShape::of(&kernel, 8 * tiles as usize, 16 * matrix_tiles as usize))
     }
 
     /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows. `None` if the
@@ -402,7 +408,7 @@ impl Lowering<'_> {
         if !(self.known_elements && self.has_room() && format.group != Group::Row) {
             return None;
         }
-        let threads = THREADS / 2;
+        let threads = 2 * word(MANY_ROWS);
         let kernel = kernels::LinearMany {
             local: threads,
             tiles,
@@ -413,7 +419,7 @@ impl Lowering<'_> {
             threads,
             side: side_number(format.code),
         };
-        Some(LinearShape::of(&kernel, 8 * tiles as usize, threads as usize / 2))
+        Some(LinearShape::of(&kernel, 8 * tiles as usize, MANY_ROWS))
     }
 
     /// Returns whether the device allows workgroups as large as the kernels with known elements

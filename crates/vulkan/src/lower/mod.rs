@@ -245,6 +245,7 @@ impl Lowering<'_> {
                     put_or_merge(out, begin, self.linear(job, *rows, bucket, norm)?);
                 }
                 let calls = &mut out[begin..];
+                calls.iter_mut().for_each(|call| self.share_parts(call));
                 if let Some(done) = next.take_if(|next| self.finish_linear(calls, next, bucket)) {
                     dispatches.end = done.dispatches.end;
                 }
@@ -255,6 +256,7 @@ impl Lowering<'_> {
                     let job = LinearJob { weight, act, out: out_ };
                     put_or_merge(out, begin, self.linear(&job, RowSet::All, bucket, false)?);
                 }
+                out[begin..].iter_mut().for_each(|call| self.share_parts(call));
                 out.push(self.glu(*result, self.matrix(*gate).rows, forms, bucket));
             }
             Op::Choose(op) => out.push(self.choose(op, bucket)),

@@ -50,7 +50,8 @@ impl OwnSizes {
             op => matches!(op, Op::Rope(_) | Op::Norm(_)),
         };
         // Doubled, because a plan with other buffers, such as one with an NPU, has other epilogues.
-        sizes.epilogues = 2 * plan.dispatches.iter().filter(|d| epilogue(&d.op)).count();
+        // One more is for all layers whose rows are shared.
+        sizes.epilogues = 1 + 2 * plan.dispatches.iter().filter(|d| epilogue(&d.op)).count();
         for op in plan.dispatches.iter().map(|d| &d.op) {
             match op {
                 Op::GateUp(op) => {
