@@ -419,7 +419,7 @@ impl Engine for ReferenceEngine {
 
     /// Evaluates old nodes again: this engine saves no work.
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
-        let &[Input { sequence: 0, tree, first, rows }] = inputs else {
+        let &[Input { sequence: 0, tree, first, rows, .. }] = inputs else {
             bail!("there is one sequence")
         };
         let same = first == 0

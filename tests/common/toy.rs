@@ -118,7 +118,7 @@ impl Toy {
 
 impl ToyEngine {
     fn evaluate(&mut self, input: &Input<'_>, out: &mut Vec<f32>) {
-        let Input { sequence, tree, first, rows } = *input;
+        let Input { sequence, tree, first, rows, .. } = *input;
         let text = &mut self.texts[sequence];
         assert!(first <= tree.len() && !tree.is_empty(), "{} rows from {first}", tree.len());
         assert_eq!(tree.tokens.len(), tree.parent.len());

@@ -109,6 +109,54 @@ fn the_assistant_gives_the_plain_text() {
     }
 }
 
+/// In one pass, some texts are picked from lists of the best tokens and others from all logits.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn texts_with_lists_and_texts_with_all_logits_share_passes() {
+    let Some(open) = device() else { return };
+    let greedy = SamplerConfig { seed: 4, ..SamplerConfig::default() };
+    let warm = SamplerConfig { temperature: 1.0, ..greedy.clone() };
+    let adjusted = SamplerConfig { repeat_penalty: 1.5, ..greedy.clone() };
+    let top_p = SamplerConfig { top_k: 0, ..warm.clone() };
+    let texts =
+        [(greedy.clone(), None), (adjusted, None), (warm, None), (greedy, Some(2)), (top_p, None)];
+    let request = |i: usize| {
+        let (config, top_log_probs) = texts[i].clone();
+        let prompt = tokens(&mut SmallRng::seed_from_u64(i as u64), 5 + i);
+        let request = Request::new(prompt, Sampler::new(config).unwrap(), 8);
+        Request { top_log_probs, ..request }
+    };
+    let weights = Weights::synthetic(config_of(2, 2, 70), |_| "i4-g32".parse().unwrap(), 11);
+    let run = |chosen: &[usize]| {
+        let options = EngineOptions { context: 64, kv: KvFormat::F16 };
+        let engine =
+            PlannedEngine::for_sequences(&weights, Box::new(open()), options, chosen.len());
+        let mut timeline = Timeline::new(Box::new(engine.unwrap()));
+        let (mut none, mut policy, never) = (NoDraft, Policy::off(), AtomicBool::new(false));
+        let mut texts = Scheduler::new(&mut timeline, &mut none, &mut policy, &[], &never);
+        let places: Vec<usize> =
+            chosen.iter().map(|i| texts.admit(request(*i)).ok().unwrap()).collect();
+        let mut results = vec![None; chosen.len()];
+        while texts.running() > 0 {
+            for ended in texts.step(&mut |_, _| Flow::Continue).unwrap() {
+                let at = places.iter().position(|place| *place == ended.sequence).unwrap();
+                let scores: Vec<_> = ended
+                    .log_probs
+                    .iter()
+                    .map(|s| (s.token, s.log_prob.map(f32::to_bits)))
+                    .collect();
+                results[at] = Some((ended.text.history, scores));
+            }
+        }
+        results
+    };
+    let together = run(&[0, 1, 2, 3, 4]);
+    for (i, text) in together.iter().enumerate() {
+        assert_eq!(run(&[i])[0], *text, "text {i}");
+    }
+    assert_eq!(together[3].as_ref().unwrap().1.len(), 8);
+}
+
 /// A prompt gets the log-probabilities of `evaluate`, in passes of other sizes.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]

@@ -187,7 +187,8 @@ fn lists_of_the_best_logits_are_those_of_the_logits() {
         let input = Input::new(0, &tree, Rows::All);
         engine.run(&[input], Output::Best { n, usable }, &mut best).unwrap();
         assert_eq!(best.rows(), 5);
-        for (row, list) in best.best.iter().enumerate() {
+        for row in 0..5 {
+            let list = best.list(row).unwrap();
             let mut want: Vec<(u32, f32)> =
                 (0..).zip(all.row(row)[..usable].iter().copied()).collect();
             want.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

@@ -36,20 +36,28 @@ pub enum Rows {
 #[derive(Clone, Debug, Default)]
 pub struct Scores {
     pub vocab: usize,
-    /// f32 `[scored rows, vocab]`
+    /// f32 `[scored rows without a list, vocab]`
     pub logits: Vec<f32>,
-    /// Best tokens of each scored row, best first, if [`Output::Best`] was requested instead of
-    /// logits
-    pub best: Vec<Vec<(Token, f32)>>,
+    /// List of the best tokens of each scored row, best first, if [`Output::Best`] was requested.
+    /// Rows with [`Input::whole`] have none, and those with more equally good tokens than a list
+    /// holds.
+    pub best: Vec<Option<Vec<(Token, f32)>>>,
     /// Final-norm hidden states of the scored rows, if [`Output::Hidden`] was requested: f32
     /// `[scored rows, dim]`
     pub hidden: Vec<f32>,
 }
 
 impl Scores {
-    /// Returns the logits of the i-th scored row.
+    /// Returns the logits of the i-th scored row, which has no list.
     pub fn row(&self, i: usize) -> &[f32] {
-        &self.logits[i * self.vocab..][..self.vocab]
+        assert!(self.list(i).is_none(), "row {i} has a list");
+        let lists = self.best.iter().take(i).flatten().count();
+        &self.logits[(i - lists) * self.vocab..][..self.vocab]
+    }
+
+    /// Returns the best tokens of the i-th scored row, if it has a list.
+    pub fn list(&self, i: usize) -> Option<&[(Token, f32)]> {
+        self.best.get(i)?.as_deref()
     }
 
     /// Returns the token that `sampler` picks from the i-th scored row, which has position
@@ -61,7 +69,7 @@ impl Scores {
         position: usize,
         context: &[Token],
     ) -> Result<Token> {
-        match self.best.get(i) {
+        match self.list(i) {
             Some(best) => sampler.pick_best(position, best),
             None => sampler.pick(position, self.row(i), context),
         }
@@ -115,17 +123,24 @@ pub struct Input<'a> {
     pub first: usize,
     /// The evaluated nodes that need scores.
     pub rows: Rows,
+    /// Whether they need all logits, even if lists of the best tokens are requested.
+    pub whole: bool,
 }
 
 impl<'a> Input<'a> {
     /// Creates an input of a whole tree.
     pub fn new(sequence: usize, tree: &'a TokenTree, rows: Rows) -> Self {
-        Input { sequence, tree, first: 0, rows }
+        Input { sequence, tree, first: 0, rows, whole: false }
     }
 
     /// Leaves out the nodes before `first`, which are still in scratch.
     pub fn after(self, first: usize) -> Self {
         Input { first, ..self }
+    }
+
+    /// Requests all logits, even if lists of the best tokens are requested.
+    pub fn with_logits(self, whole: bool) -> Self {
+        Input { whole, ..self }
     }
 
     /// Returns the number of rows that need scores.

@@ -67,8 +67,8 @@ pub(super) struct CommittedSequence {
 
 /// Results of a pass in progress.
 struct PendingScores {
-    /// Number of scored rows
-    selected: usize,
+    /// For each scored row, whether all its logits are needed
+    whole: Vec<bool>,
     /// Buffer of the lists of best tokens, if they are read instead of logits
     lists: Option<BufferId>,
 }
@@ -240,7 +240,7 @@ impl PlannedEngine {
         self.output = output;
         self.selected = selected;
         let lists = lists.map(|(best, _)| best.lists).filter(|_| selected > 0);
-        self.started = Some(PendingScores { selected, lists });
+        self.started = Some(PendingScores { whole: self.scratch.whole.clone(), lists });
         Ok(works)
     }
 
@@ -272,35 +272,37 @@ impl PlannedEngine {
         };
         self.exec.start(plan, Some((buffer, selected * row)))?;
         self.output = Output::Logits;
-        self.started = Some(PendingScores { selected, lists });
+        self.started = Some(PendingScores { whole: vec![false; selected], lists });
         self.take(out)
     }
 
     /// Waits for the started pass and reads its scores.
     fn take(&mut self, out: &mut Scores) -> Result<()> {
-        let PendingScores { selected, lists } = self.started.take().context("no pass was begun")?;
-        out.vocab = self.model.config.vocab;
+        let PendingScores { whole, lists } = self.started.take().context("no pass was begun")?;
+        let (selected, vocab) = (whole.len(), self.model.config.vocab);
+        out.vocab = vocab;
         out.best.clear();
         out.hidden.clear();
         if let Some(lists) = lists {
             self.lists.resize(selected * best::WORDS, 0);
             self.exec.finish(Some((lists, bytemuck::cast_slice_mut(&mut self.lists))))?;
-            if let Some(best) = self.lists.chunks_exact(best::WORDS).map(best::parse).collect() {
-                (out.best, out.logits) = (best, Vec::new());
-                return Ok(());
+            let lists = self.lists.chunks_exact(best::WORDS).zip(whole);
+            out.best.extend(lists.map(|(list, whole)| best::parse(list).filter(|_| !whole)));
+            out.logits.resize(out.best.iter().filter(|list| list.is_none()).count() * vocab, 0.0);
+            let rows = (0..selected).filter(|row| out.best[*row].is_none());
+            for (row, logits) in rows.zip(out.logits.chunks_exact_mut(vocab)) {
+                let logits = bytemuck::cast_slice_mut(logits);
+                self.exec.read(self.model.logits, row * vocab * 4, logits)?;
             }
+            return Ok(());
         }
-        if lists.is_none() && self.lend(0).is_some() {
+        if self.lend(0).is_some() {
             out.logits.clear();
             return self.exec.finish(None);
         }
-        out.logits.resize(selected * out.vocab, 0.0);
+        out.logits.resize(selected * vocab, 0.0);
         let logits: &mut [u8] = bytemuck::cast_slice_mut(&mut out.logits);
-        match lists {
-            // A list overflowed, so all logits are read.
-            Some(_) => self.exec.read(self.model.logits, 0, logits)?,
-            None => self.exec.finish((selected > 0).then_some((self.model.logits, logits)))?,
-        }
+        self.exec.finish((selected > 0).then_some((self.model.logits, logits)))?;
         if self.output == Output::Hidden {
             out.hidden.resize(selected * self.model.config.dim, 0.0);
             let hidden = bytemuck::cast_slice_mut(&mut out.hidden);

@@ -18,6 +18,8 @@ pub struct Scratch {
     sequences: Vec<u32>,
     /// Rows with scores requested from the last pass
     pub selected: Vec<u32>,
+    /// Which of them need all logits
+    pub whole: Vec<bool>,
 }
 
 impl Scratch {
@@ -51,14 +53,16 @@ impl Scratch {
         self.trees.retain(|(sequence, _)| goes_on(*sequence));
         let first_new = self.tokens.len();
         self.selected.clear();
+        self.whole.clear();
         for input in inputs {
             self.add(input, position_of(input.sequence) as u32)?;
+            self.whole.resize(self.selected.len(), input.whole);
         }
         Ok(first_new)
     }
 
     fn add(&mut self, input: &Input<'_>, position: u32) -> Result<()> {
-        let Input { sequence, tree, first, rows } = *input;
+        let Input { sequence, tree, first, rows, .. } = *input;
         let at = match self.trees.iter().position(|(s, _)| *s == sequence) {
             Some(at) => at,
             None => {
@@ -93,6 +97,7 @@ impl Scratch {
     pub fn clear(&mut self) {
         self.trees.clear();
         self.selected.clear();
+        self.whole.clear();
         self.tokens.clear();
         [&mut self.positions, &mut self.parents, &mut self.roots, &mut self.sequences]
             .into_iter()

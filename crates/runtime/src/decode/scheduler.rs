@@ -21,6 +21,7 @@ use crate::draft::{
     Allowance, DraftRequest, Drafter, Pass, Policy, Proposal, Round, RoundOutcome, grammar,
     verified,
 };
+use gemma_base::compute::best;
 use gemma_base::error::{Fault, Kind, fault_of};
 use gemma_base::kv::PAGE;
 use gemma_base::tensor::Token;
@@ -339,31 +340,30 @@ impl<'a> Scheduler<'a> {
         allowed: &Allowance,
     ) -> Result<Pass> {
         let mut inputs = Vec::with_capacity(self.texts.len());
-        let (mut output, mut row) = (Some((1, usize::MAX)), 0);
+        let (mut lists, mut row) = (None, 0);
         // A list that suffices to pick a token may be too short for the drafter to learn from.
         let listed = if self.drafter.reads_target() { verified::BEST } else { 1 };
         for &sequence in growing {
             let text = self.texts[sequence].as_ref().expect("it grows");
-            inputs.push(Input::new(sequence, &text.proposal.tree, Rows::All));
-            output = output
-                .zip(
-                    text.request
-                        .sampler
-                        .decisive()
-                        .filter(|_| text.request.top_log_probs.is_none()),
-                )
-                .map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
+            // A text that a list does not suffice for gets all logits of its own rows.
+            let own = text.request.sampler.decisive().filter(|(n, _)| *n <= best::CHUNKS);
+            let own = own.filter(|_| text.request.top_log_probs.is_none());
+            let input = Input::new(sequence, &text.proposal.tree, Rows::All);
+            inputs.push(input.with_logits(own.is_none()));
+            if let Some((n, usable)) = own {
+                let (most, least) = lists.unwrap_or((listed, usable));
+                lists = Some((n.max(most), usable.min(least)));
+            }
             row += text.proposal.len();
         }
         for (sequence, text) in self.texts.iter().enumerate() {
             if let Some(text) = text.as_ref().filter(|t| !t.grows() && !t.chunk.is_empty()) {
                 let is_scored = text.request.lacks_scores();
                 let rows = if is_scored { Rows::All } else { Rows::None };
-                output = output.filter(|_| !is_scored);
-                inputs.push(Input::new(sequence, &text.chunk, rows));
+                inputs.push(Input::new(sequence, &text.chunk, rows).with_logits(is_scored));
             }
         }
-        let output = output.map_or(Output::Logits, |(n, usable)| Output::Best { n, usable });
+        let output = lists.map_or(Output::Logits, |(n, usable)| Output::Best { n, usable });
         let mut pass = Pass { rows: row + prompt_rows, ..Pass::default() };
         if self.target.begin(&inputs, output)? {
             self.work_ahead(growing, allowed, &mut pass)?;

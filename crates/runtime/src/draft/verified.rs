@@ -25,7 +25,7 @@ impl Verified<'_> {
     /// Returns the most likely tokens after a node with their logits, best first, at most [`BEST`].
     pub fn best(&self, node: usize, sampler: &Sampler) -> Vec<(Token, f32)> {
         let row = self.first + node;
-        match self.scores.best.get(row) {
+        match self.scores.list(row) {
             Some(best) => best[..best.len().min(BEST)].to_vec(),
             // A row outside the accepted path may hold NaN without being an error.
             None => sampler.best(self.scores.row(row), BEST).unwrap_or_default(),
@@ -49,7 +49,7 @@ mod tests {
         let list = |row: &[f32]| sampler.best(row, 20).unwrap();
         let lists = Scores {
             vocab: 100,
-            best: vec![list(&logits[..100]), list(&logits[100..])],
+            best: [list(&logits[..100]), list(&logits[100..])].map(Some).to_vec(),
             ..Scores::default()
         };
         let [a, b] = [&rows, &lists].map(|scores| {

@@ -126,8 +126,8 @@ pub fn poisoned(engine: &mut dyn Engine, sampler: &Sampler, rows: usize) -> Resu
         for output in [output(sampler), Output::Logits] {
             engine.device().context("the engine has no device")?.set_poison(on);
             engine.run(&[Input::new(0, &tree, Rows::All)], output, &mut scores)?;
-            let best = |list: &Vec<(Token, f32)>| {
-                list.iter().map(|(token, logit)| (*token, logit.to_bits())).collect()
+            let best = |list: &Option<Vec<(Token, f32)>>| {
+                list.iter().flatten().map(|(token, logit)| (*token, logit.to_bits())).collect()
             };
             let logits = scores.logits.iter().map(|logit| logit.to_bits()).collect();
             bits.push((logits, scores.best.iter().map(best).collect()));

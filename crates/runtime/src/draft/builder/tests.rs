@@ -53,7 +53,7 @@ fn several_continuations_become_branches_and_what_cannot_be_picked_is_left_out()
 fn what_the_target_said_is_guessed_the_next_time() {
     let mut builder = TreeBuilder::of_text();
     assert!(propose(&mut builder, &[5, 6], 4, false, None).is_empty(), "nothing is known yet");
-    let scores = Scores { best: vec![vec![(7, 3.0), (8, 1.0)]], ..Scores::default() };
+    let scores = Scores { best: vec![Some(vec![(7, 3.0), (8, 1.0)])], ..Scores::default() };
     let verified = Verified { position: 2, tree: &TokenTree::root(6), scores: &scores, first: 0 };
     let p = propose(&mut builder, &[5, 6, 40, 5, 6], 4, false, Some(verified));
     let seven = p.tree.child(0, 7).unwrap() as usize;

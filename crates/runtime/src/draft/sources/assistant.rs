@@ -107,7 +107,7 @@ impl TreeModel for AssistantModel {
     fn row(&self, text: usize, i: usize) -> ModelRow<'_> {
         let mut rows = (0..self.texts.len()).filter(|row| self.texts[*row] == text);
         let row = rows.nth(i).expect("the text has this node");
-        match self.scores.best.get(row) {
+        match self.scores.list(row) {
             Some(best) => ModelRow::Best(best),
             None => ModelRow::Logits { logits: self.scores.row(row), columns: None },
         }

@@ -208,7 +208,7 @@ mod tests {
         let a = tree.push(0, 6);
         tree.push(a, 7);
         let scores = Scores {
-            best: vec![vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]],
+            best: [vec![(6, 2.0), (8, 1.0)], vec![(9, 0.0)], vec![]].map(Some).to_vec(),
             ..Scores::default()
         };
         let sampler = Sampler::new(SamplerConfig::default()).unwrap();
