@@ -102,6 +102,7 @@ fn counted_workgroups_release_what_all_their_invocations_stored() {
         "linear",
         "linear_few",
         "linear_float",
+        "linear_many",
         "linear_matrix",
         "linear_matrix_k8",
         "linear_trellis",
