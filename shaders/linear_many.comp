@@ -201,7 +201,7 @@ void main() {
     }
 
     if (SHARES > 1) {
-        const uint unit = gl_WorkGroupID.y * ((live + N - 1) / N) + gl_WorkGroupID.x;
+        const uint unit = gl_WorkGroupID.y * ((max(live, 1) + N - 1) / N) + gl_WorkGroupID.x;
         Shares join = Shares(epilogue);
         const uint64_t at = join.sums + uint64_t(unit * SHARES) * (4 * KEPT * T);
         SharedF32 all = SharedF32(at);

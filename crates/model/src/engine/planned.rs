@@ -289,10 +289,15 @@ impl PlannedEngine {
             let lists = self.lists.chunks_exact(best::WORDS).zip(whole);
             out.best.extend(lists.map(|(list, whole)| best::parse(list).filter(|_| !whole)));
             out.logits.resize(out.best.iter().filter(|list| list.is_none()).count() * vocab, 0.0);
-            let rows = (0..selected).filter(|row| out.best[*row].is_none());
-            for (row, logits) in rows.zip(out.logits.chunks_exact_mut(vocab)) {
-                let logits = bytemuck::cast_slice_mut(logits);
-                self.exec.read(self.model.logits, row * vocab * 4, logits)?;
+            let (mut row, mut read) = (0, 0);
+            for run in out.best.chunk_by(|a, b| a.is_none() == b.is_none()) {
+                if run[0].is_none() {
+                    let logits = &mut out.logits[read * vocab..][..run.len() * vocab];
+                    let logits = bytemuck::cast_slice_mut(logits);
+                    self.exec.read(self.model.logits, row * vocab * 4, logits)?;
+                    read += run.len();
+                }
+                row += run.len();
             }
             return Ok(());
         }

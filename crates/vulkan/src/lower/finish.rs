@@ -31,7 +31,7 @@ const MOST_SHARED_CHANNELS: usize = 256;
 /// Channels per block in `row.comp`.
 const BLOCK: usize = 128;
 /// Offsets of the epilogue's address in the push constants of linear layers and of attention.
-pub(super) const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
+const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
 const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);
 
 /// Arguments of an epilogue. They are in a buffer of the executor, and the call receives their

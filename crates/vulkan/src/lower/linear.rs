@@ -367,19 +367,15 @@ impl Lowering<'_> {
         {
             return None;
         }
-        // The shapes were tuned by measurement, see docs/NOTES.md. With one scale per row,
-        // `linear_matrix` is equally fast, except for few rows of i4.
-        let most = match grouped {
-            true if format.code.spec().side.groups() == 1 => 2,
-            true => 1,
-            false if format.code == Code::I4 => 4,
-            false => return None,
-        };
+        // The shapes were tuned by measurement, see docs/NOTES.md.
         let tiles = word(live.div_ceil(8).next_power_of_two());
-        if tiles > most && grouped {
+        let most = if format.code.spec().side.groups() == 1 { 2 } else { 1 };
+        if grouped && tiles > most {
             return self.many_shape(format, p, tiles.min(MANY_TILES), selected);
         }
-        if tiles > most || p.width != 32 {
+        // With one scale per row, `linear_matrix` is equally fast, except for few rows of i4.
+        let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
+        if !(few && p.width == 32) {
             return None;
         }
         // The subgroup's sums are of 32 rows of activations or of 64 matrix rows.
