@@ -236,7 +236,6 @@ impl Lowering<'_> {
     ) -> LinearShape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
-        let has_min = grouped && format.code.spec().side.has_min();
         let block = live.clamp(1, 16);
         // Loads in flight hide latency. Several scales per element of the side need more registers,
         // and with many rows the unrolled loop over steps would be too long.
@@ -253,7 +252,6 @@ impl Lowering<'_> {
             4 => 2,
             // Smaller tasks balance the load better if there are few long rows.
             8 if cols >= 2 * rows => 2,
-            16 if has_min => 2,
             _ => 4,
         };
         let each = each.min(word(MATRIX_CHUNK / at_once / p.width).max(1));
