@@ -432,11 +432,9 @@ fn replay(
         let path = proposal.tree.walk(&[&[root], left].concat());
         let next = left[path.len() - 1];
         replayed.predicted += 1.0 + proposal.expected() as f64;
-        let mut scores =
-            Scores { best: vec![Some(Vec::new()); proposal.len()], ..Scores::default() };
-        path.iter().zip(left).for_each(|(&node, &token)| {
-            scores.best[node as usize].get_or_insert_default().push((token, 0.0))
-        });
+        let mut best = vec![Vec::new(); proposal.len()];
+        path.iter().zip(left).for_each(|(&node, &token)| best[node as usize].push((token, 0.0)));
+        let scores = Scores { best: best.into_iter().map(Some).collect(), ..Scores::default() };
         scored = Some((history.len(), proposal.tree.clone(), scores));
         let taken = path.len();
         replayed.stats.round(&proposal, &Verdict { path, next }, Duration::ZERO, Pass::default());

@@ -115,11 +115,11 @@ fn the_assistant_gives_the_plain_text() {
 fn texts_with_lists_and_texts_with_all_logits_share_passes() {
     let Some(open) = device() else { return };
     let greedy = SamplerConfig { seed: 4, ..SamplerConfig::default() };
-    let warm = SamplerConfig { temperature: 1.0, ..greedy.clone() };
+    let warm = SamplerConfig { temperature: 1.0, top_k: 20, ..greedy.clone() };
     let adjusted = SamplerConfig { repeat_penalty: 1.5, ..greedy.clone() };
-    let top_p = SamplerConfig { top_k: 0, ..warm.clone() };
+    let any = SamplerConfig { top_k: 0, ..warm.clone() };
     let texts =
-        [(greedy.clone(), None), (adjusted, None), (warm, None), (greedy, Some(2)), (top_p, None)];
+        [(greedy.clone(), None), (adjusted, None), (warm, None), (greedy, Some(2)), (any, None)];
     let request = |i: usize| {
         let (config, top_log_probs) = texts[i].clone();
         let prompt = tokens(&mut SmallRng::seed_from_u64(i as u64), 5 + i);

@@ -1,6 +1,6 @@
 //! Lists of a row's largest logits, for devices that copy whole rows slowly to the host.
 //!
-//! Runs of [`RUN`] logits are dealt to [`CHUNKS`] chunks in turn. The threshold is the n-th largest
+//! Runs of 16 logits are dealt to [`CHUNKS`] chunks in turn. The threshold is the n-th largest
 //! of the chunks' maxima, so at least n logits reach it. Neighbouring tokens are about equally
 //! frequent. As they are in different chunks, few more than n logits reach the threshold. The list
 //! holds all that reach it, in any order. Layout in u32 words: `[count, unused, (token, logit bits)
@@ -77,6 +77,10 @@ mod tests {
             assert!(best.len() >= n);
             assert_eq!(best[..n], all[..n]);
         }
+        // The best tokens are neighbours.
+        let falling: Vec<f32> = (0..1 << 16).map(|token| -(token as f32)).collect();
+        list(&falling, 64, &mut maxima, &mut words);
+        assert_eq!(parse(&words).unwrap()[63], (63, -63.0));
         list(&[1.0; 3000], 4, &mut maxima, &mut words);
         assert_eq!(parse(&words), None, "too many to list");
         logits[77] = f32::NAN;

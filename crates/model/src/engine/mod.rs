@@ -39,8 +39,8 @@ pub struct Scores {
     /// f32 `[scored rows without a list, vocab]`
     pub logits: Vec<f32>,
     /// List of the best tokens of each scored row, best first, if [`Output::Best`] was requested.
-    /// Rows with [`Input::whole`] have none, and those with more equally good tokens than a list
-    /// holds.
+    /// Rows with [`Input::whole`] have none. Nor have rows with too many good tokens for a list, or
+    /// with a logit that is not finite.
     pub best: Vec<Option<Vec<(Token, f32)>>>,
     /// Final-norm hidden states of the scored rows, if [`Output::Hidden`] was requested: f32
     /// `[scored rows, dim]`

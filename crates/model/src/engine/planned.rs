@@ -287,7 +287,8 @@ impl PlannedEngine {
             self.lists.resize(selected * best::WORDS, 0);
             self.exec.finish(Some((lists, bytemuck::cast_slice_mut(&mut self.lists))))?;
             let lists = self.lists.chunks_exact(best::WORDS).zip(whole);
-            out.best.extend(lists.map(|(list, whole)| best::parse(list).filter(|_| !whole)));
+            let list = |(words, whole)| if whole { None } else { best::parse(words) };
+            out.best.extend(lists.map(list));
             out.logits.resize(out.best.iter().filter(|list| list.is_none()).count() * vocab, 0.0);
             let (mut row, mut read) = (0, 0);
             for run in out.best.chunk_by(|a, b| a.is_none() == b.is_none()) {

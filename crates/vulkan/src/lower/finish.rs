@@ -23,7 +23,8 @@ use std::mem::offset_of;
 const ROWS: usize = 32;
 /// Most rows for merged attention that is rounded by whole rows, which a single workgroup does.
 const WHOLE_ROWS: usize = 2;
-/// Most workgroups that share rows, as a multiple of those that keep the device busy.
+/// Most workgroups that share rows, as a multiple of those that keep the device busy. Half and
+/// twice as many were slower (docs/NOTES.md).
 const GROUPS_OF_SHARES: usize = 4;
 /// Most channels of a head that a linear layer quantises to int8. The head is kept in shared
 /// memory.

@@ -367,6 +367,7 @@ impl Lowering<'_> {
         }
         // The shapes were tuned by measurement, see docs/NOTES.md.
         let tiles = word(live.div_ceil(8).next_power_of_two());
+        // With several scales per element, `linear_few` is not faster from two tiles on.
         let most = if format.code.spec().side.groups() == 1 { 2 } else { 1 };
         if grouped && tiles > most {
             return self.many_shape(format, p, tiles.min(MANY_TILES), selected);
