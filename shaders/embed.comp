@@ -18,8 +18,8 @@ layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "attention.glsl"
 #include "args.glsl"
 #include "codes.glsl"
-#include "side.glsl"
 #include "steps.glsl"
+#include "side.glsl"
 #include "trellis.glsl"
 #include "row.glsl"
 
@@ -85,10 +85,10 @@ float value(uint token, uint col) {
             row.high + uint64_t(row.skip_high + s * HIGH_EIGHT + k / PER_HIGH * 4)).v;
     const int code = int(operand(low, k_low, high, k_high)) << (24 - in_step % 4 * 8) >> 24;
     const int q = (DOUBLE * code - OFFSET >> TOP) + (CODE == CODE_I8A ? 128 : 0);
-    const uint row_steps = GROUPED ? steps : 1;
-    const uint64_t own = side + uint64_t(token) * (row_steps / SIDE_STEPS * SIDE_BYTES);
-    const uint at = GROUPED ? s : 0;
-    const Factors f = factors_of(load_side(own, 0, at), at);
+    const uint64_t own = GROUPED ? side_rows(side, token, steps)
+        : side + uint64_t(token) * SIDE_BYTES;
+    const uint at = GROUPED ? s : 0, skip = GROUPED ? side_skip(token, 0, steps) : 0;
+    const Factors f = factors_of(load_side(own, skip, at), at);
     const uint group = in_step * G / W;
     precise float y = float(q) * f.scale[group];
     if (HAS_MIN) y = y + f.least[group]; // the product is exact

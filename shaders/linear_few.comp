@@ -65,11 +65,11 @@ void main() {
     RowCodes codes[2 * RT];
     uint skip_side[2 * RT], at_x[2 * NT], at_sx;
     const uint row0 = matrix_row(a.n, n0);
-    const uint64_t side = a.matrix.side + uint64_t(row0) * side_bytes(1, a.steps);
+    const uint64_t side = side_rows(a.matrix.side, row0, a.steps);
     [[unroll]] for (uint k = 0; k < 2 * RT; k++) {
         const uint skip = min(8 * k + own_eight, a.n - 1 - n0);
         codes[k] = row_codes(a.matrix.codes, matrix_rows(a.n), row0, skip, a.steps);
-        skip_side[k] = side_bytes(skip, a.steps);
+        skip_side[k] = side_skip(row0, skip, a.steps);
     }
     [[unroll]] for (uint k = 0; k < 2 * NT; k++)
         at_x[k] = input_row(first + min(m0 + 4 * k + lane / 8, live - 1)) * (a.stride / 16)

@@ -73,11 +73,11 @@ void main() {
     RowCodes codes[2];
     uint skip_side[2], at_x[LX];
     const uint row0 = matrix_row(a.n, n0);
-    const uint64_t side = a.matrix.side + uint64_t(row0) * side_bytes(1, a.steps);
+    const uint64_t side = side_rows(a.matrix.side, row0, a.steps);
     [[unroll]] for (uint h = 0; h < 2; h++) {
         const uint skip = min(own_n0 + 8 * h + own_eight, a.n - 1) - n0;
         codes[h] = row_codes(a.matrix.codes, matrix_rows(a.n), row0, skip, a.steps);
-        skip_side[h] = side_bytes(skip, a.steps);
+        skip_side[h] = side_skip(row0, skip, a.steps);
     }
     const uint pieces = a.stride / 16;
     [[unroll]] for (uint k = 0; k < LX; k++)
@@ -92,7 +92,7 @@ void main() {
     int xsum[OWN_GROUPS];
 #define BRING(chunk) \
     [[unroll]] for (uint h = 0; h < 2; h++) { \
-        const uint s = min((chunk) * CHUNK + own_four * CHUNK / 4, a.steps - 1); \
+        const uint s = (chunk) * CHUNK + own_four * CHUNK / 4; \
         load_quarter(codes[h], s, own_four, w[h]); \
         words[h] = load_side(side, skip_side[h], s); \
     }

@@ -3,7 +3,7 @@
 // A matrix and the buffer of its product.
 struct Matrix {
     uint64_t codes;
-    uint64_t side; // [n, elements], see side.glsl; for trellis codes f16 [n]
+    uint64_t side; // see side.glsl; for rows with one scale f16 [n], for i8a f16 [n, 2]
     SharedF32 out_; // [rows, n]
 };
 

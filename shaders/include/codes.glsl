@@ -93,7 +93,7 @@ uint int8_of(uint four) {
 }
 
 // Value of a row of codes with one scale. `sum` is the sum of operands times x, `xsum` that of x.
-// For i8a the side is [rows, 2]: scale and minimum.
+// The side has the scale of each row, for i8a [rows, 2]: scale and minimum.
 float row_result(int sum, int xsum, float sx, uint64_t side, uint n) {
     F16 floats = F16(side);
     if (CODE == CODE_I8A) {

@@ -16,8 +16,8 @@
 // steps).
 
 #include "codes.glsl"
-#include "side.glsl"
 #include "steps.glsl"
+#include "side.glsl"
 
 const uint XQ = W / 16;           // 16-byte loads of activations per step
 const uint FOURS = W / 4 / G;     // groups of four columns that share a scale
@@ -59,23 +59,21 @@ void load_scales(uint64_t sx, uint64_t sums, uint at, uint count, out float sxs[
 }
 
 // Loads the words of the side for U steps from step s on, a multiple of U.
-void load_sides(uint64_t row, uint skip, uint s, uint steps, out uvec4 words[U]) {
-    const uint64_t at = row + uint64_t(skip + s * SIDE_BYTES);
-    const bool whole = U == 4 && !PARTIAL;
-    if (whole && SIDE == SIDE_SCALE) {
+void load_sides(uint64_t rows, uint skip, uint s, out uvec4 words[U]) {
+    const uint64_t at = rows + uint64_t(skip + side_element(s));
+    if (U == 4 && SIDE == SIDE_SCALE) {
         const uvec2 v = SidePair(at).v;
         [[unroll]] for (uint e = 0; e < U; e++)
             words[e] = uvec4(v[e / 2] >> 16 * (e % 2), 0, 0, 0);
-    } else if (whole && SIDE == SIDE_SCALE_MIN) {
+    } else if (U == 4 && SIDE == SIDE_SCALE_MIN) {
         const uvec4 v = SideFour(at).v;
         [[unroll]] for (uint e = 0; e < U; e++) words[e] = uvec4(v[e], 0, 0, 0);
     } else if (U <= 4 && (SIDE == SIDE_SIX_BIT_MIN || SIDE == SIDE_SIX_BIT_SPLIT)) {
         // All these steps have the same element.
-        words[0] = load_side(row, skip, s);
+        words[0] = load_side(rows, skip, s);
         [[unroll]] for (uint e = 1; e < U; e++) words[e] = words[0];
     } else {
-        [[unroll]] for (uint e = 0; e < U; e++)
-            words[e] = load_side(row, skip, min(s + e, steps - 1));
+        [[unroll]] for (uint e = 0; e < U; e++) words[e] = load_side(rows, skip, s + e);
     }
 }
 
@@ -105,11 +103,11 @@ void linear(LinearArgs a, uint team, uint thread, uint n0, uint m0, uint first, 
         sums[m] = uint64_t(a.sums) + row;
     }
     const uint start = min(n0, a.n - 1), row0 = matrix_row(a.n, start);
-    const uint64_t side = a.matrix.side + uint64_t(row0) * side_bytes(1, a.steps);
+    const uint64_t side = side_rows(a.matrix.side, row0, a.steps);
     [[unroll]] for (uint i = 0; i < NR; i++) {
         const uint skip = min(8 * i + own, a.n - 1 - start);
         codes[i] = row_codes(a.matrix.codes, matrix_rows(a.n), row0, skip, a.steps);
-        skip_side[i] = side_bytes(skip, a.steps);
+        skip_side[i] = side_skip(row0, skip, a.steps);
     }
 
     int isum[NR][M];
@@ -124,7 +122,7 @@ void linear(LinearArgs a, uint team, uint thread, uint n0, uint m0, uint first, 
         uvec4 words[NR][U];
         [[unroll]] for (uint i = 0; i < NR; i++) {
             [[unroll]] for (uint u = 0; u < U; u++) load_codes(codes[i], s0 + u, w[u][i]);
-            if (GROUPED) load_sides(side, skip_side[i], s0, a.steps, words[i]);
+            if (GROUPED) load_sides(side, skip_side[i], s0, words[i]);
         }
         // The first step that is missing in the last chunk.
         const uint end = PARTIAL ? min(U, a.steps - s0) : U;

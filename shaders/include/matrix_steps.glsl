@@ -4,8 +4,8 @@
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
 
 #include "codes.glsl"
-#include "side.glsl"
 #include "steps.glsl"
+#include "side.glsl"
 
 // A chunk of 128 columns is divided into quarters of 32. A lane loads a quarter of a matrix row.
 struct Quarter {

@@ -1,5 +1,6 @@
-// The side of a matrix: scale and minimum of each group of columns, see
-// crates/base/src/tensor/side.rs. The including file defines SIDE.
+// The side of a matrix in groups: scale and minimum of each group of columns, see
+// crates/base/src/tensor/side.rs. Layout: crates/vulkan/src/lower/layout.rs. The including file
+// defines SIDE and CHUNK.
 
 // Numbers of `SideKind` in the base crate.
 const uint SIDE_SCALE = 1, SIDE_SCALE_MIN = 2, SIDE_SIX_BIT_MIN = 3, SIDE_FOUR_BIT_MIN = 4,
@@ -17,6 +18,9 @@ const uint SIDE_BYTES = SIDE == SIDE_SCALE ? 2 : SIDE == SIDE_SCALE_MIN ? 4
     : SIDE == SIDE_SIX_BIT_MIN ? 16 : SIDE == SIDE_FOUR_BIT_MIN ? 20 : SIDE == SIDE_EIGHT_BIT ? 18
     : SIDE == SIDE_SIX_BIT ? 14 : SIDE == SIDE_FOUR_BIT ? 10 : SIDE == SIDE_FOUR_BIT_WIDE ? 6 : 8;
 
+// Bytes of a row in one piece: the elements of a chunk, or the element of a super-block.
+const uint SIDE_PIECE = SIDE_STEPS == 1 ? CHUNK * SIDE_BYTES : SIDE_BYTES;
+
 // Scale of each group of a step, and its minimum if the format has minima.
 struct Factors {
     vec2 scale;
@@ -30,13 +34,30 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Sid
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer SidePair { uvec2 v; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer SideFour { uvec4 v; };
 
-// Returns the bytes of the side of `rows` matrix rows.
-uint side_bytes(uint rows, uint steps) { return rows * (steps / SIDE_STEPS * SIDE_BYTES); }
+// Returns the bytes of the side of eight rows.
+uint side_of_eight(uint steps) {
+    return 8 * SIDE_PIECE * (SIDE_STEPS == 1 ? (steps + CHUNK - 1) / CHUNK : steps / SIDE_STEPS);
+}
+// Returns the address of the side of the eight rows that include matrix row `row`, and the offset
+// of row `row + skip` from there.
+uint64_t side_rows(uint64_t side, uint row, uint steps) {
+    return side + uint64_t(row / 8) * side_of_eight(steps);
+}
+uint side_skip(uint row, uint skip, uint steps) {
+    const uint own = row % 8 + skip;
+    return own / 8 * side_of_eight(steps) + own % 8 * SIDE_PIECE;
+}
+
+// Returns the offset of the element of step s in a row.
+uint side_element(uint s) {
+    return SIDE_STEPS == 1 ? s / CHUNK * (8 * SIDE_PIECE) + s % CHUNK * SIDE_BYTES
+        : s / SIDE_STEPS * (8 * SIDE_PIECE);
+}
 
 // Loads the words of the element for step s that the step needs. The side of the matrix row begins
-// `skip` bytes after `row`. Loads are issued early, and factors_of decodes the bits later.
-uvec4 load_side(uint64_t row, uint skip, uint s) {
-    const uint64_t at = row + uint64_t(skip + s / SIDE_STEPS * SIDE_BYTES);
+// `skip` bytes after `rows`. Loads are issued early, and factors_of decodes the bits later.
+uvec4 load_side(uint64_t rows, uint skip, uint s) {
+    const uint64_t at = rows + uint64_t(skip + side_element(s));
     const uint nth = s % 8;
     if (SIDE == SIDE_SCALE) return uvec4(SideHalf(at).v, 0, 0, 0);
     if (SIDE == SIDE_SCALE_MIN) return uvec4(SideWord(at).v, 0, 0, 0);

@@ -71,7 +71,9 @@ fn every_format_passes() {
     let Some(open) = device() else { return };
     let turned = Format::all().map(|format| Format { hadamard: true, ..format });
     let known = |format: &Format| format.to_string().parse::<Format>().is_ok();
-    for format in Format::all().chain(turned).filter(known) {
+    // The model is too narrow for blocks of 256, which the next test covers.
+    let fits = |format: &Format| known(format) && format.check_cols(128).is_ok();
+    for format in Format::all().chain(turned).filter(fits) {
         let exec = Box::new(CheckedExecutor::new(open()));
         let engine = engine_of(exec, config_of(2, 2, 50), move |_| format);
         let (logits, _) = session(engine, 40).unwrap_or_else(|e| panic!("{format}: {e:#}"));

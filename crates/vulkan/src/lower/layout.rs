@@ -10,13 +10,16 @@
 //! This applies to the codes, or to the low bits of 3, 5 and 6-bit codes. Their high bits form a
 //! separate plane after the low plane, with one piece per step. Trellis codes have tiles instead of
 //! steps, and rows of tiles instead of rows: eight tiles are contiguous, and interleaved in pieces.
-//! Octets of a grid keep their stored layout, followed by the grid. The side is that of the stored
-//! matrix.
+//! Octets of a grid keep their stored layout, followed by the grid.
+//!
+//! The side of a matrix in groups is interleaved in the same way: `[row / 8, piece, row % 8]`. A
+//! piece has the elements of a chunk, or one element of several groups. Other sides keep their
+//! stored layout.
 
 use anyhow::{Result, ensure};
 use gemma_base::error::Fault;
 use gemma_base::tensor::trellis::TILE;
-use gemma_base::tensor::{Code, Format, Group, Values};
+use gemma_base::tensor::{Code, Format, Group, Source, Values};
 
 /// Rows that are interleaved, and columns of a chunk.
 const TOGETHER: usize = 8;
@@ -143,13 +146,105 @@ impl Packing {
     }
 }
 
+/// Layout of the side of a matrix in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SideLayout {
+    rows: usize,
+    /// Rows that are interleaved.
+    together: usize,
+    /// Bytes of a row as stored.
+    row_bytes: usize,
+    /// Bytes of a row in one piece, and pieces of a row. The last one may be incomplete as stored.
+    piece: usize,
+    pieces: usize,
+}
+
+impl SideLayout {
+    pub fn of(format: Format, rows: usize, cols: usize) -> Result<SideLayout> {
+        let (row_bytes, kind) = (format.row_side(cols), format.code.spec().side);
+        let (together, piece) = match (format.group, Packing::of(format, rows, cols)?) {
+            (Group::Row, _) | (_, None) => (1, row_bytes.max(1)),
+            (_, Some(codes)) if kind.groups() == 1 => (TOGETHER, codes.chunk() * kind.bytes()),
+            _ => (TOGETHER, kind.bytes()),
+        };
+        Ok(SideLayout { rows, together, row_bytes, piece, pieces: row_bytes.div_ceil(piece) })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.rows.next_multiple_of(self.together) * self.pieces * self.piece
+    }
+}
+
+/// The side of a stored matrix in the layout of device memory.
+pub struct DeviceSide<'a> {
+    pub layout: SideLayout,
+    pub stored: Box<dyn Source + 'a>,
+}
+
+impl Source for DeviceSide<'_> {
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        let SideLayout { rows, together, row_bytes, piece, pieces } = self.layout;
+        if together == 1 {
+            return self.stored.read_at(at, out);
+        }
+        // All rows that are interleaved with those of the range.
+        let block = together * pieces * piece;
+        let (first, last) = (at / block, (at + out.len()).div_ceil(block));
+        let first_row = first * together;
+        let mut stored = vec![0; ((last * together).min(rows) - first_row) * row_bytes];
+        self.stored.read_at(first_row * row_bytes, &mut stored)?;
+        let mut packed = vec![0; (last - first) * block];
+        let blocks = packed.chunks_exact_mut(block);
+        for (to, rows) in blocks.zip(stored.chunks(together * row_bytes)) {
+            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+                for (i, bytes) in bytes.chunks(piece).enumerate() {
+                    to[(i * together + row) * piece..][..bytes.len()].copy_from_slice(bytes);
+                }
+            }
+        }
+        out.copy_from_slice(&packed[at - first * block..][..out.len()]);
+        Ok(())
+    }
+}
+
 /// Returns the bytes of codes and of the side in device memory.
 pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
+    let side = SideLayout::of(format, rows, cols)?;
     let codes = match Packing::of(format, rows, cols)? {
         Some(packing) => packing.bytes(),
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
     let codes = codes + points(format.code).len();
     // Loads of whole steps may exceed the last row, and no buffer may be empty.
-    Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
+    Ok([codes as u64 + 64, side.bytes() as u64 + 4])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_range_of_an_interleaved_side_has_the_bytes_of_its_rows() {
+        // Eleven rows of five steps, so the last eight rows and the last chunk are incomplete, and
+        // elements of several groups.
+        for (format, rows, cols) in [(Format::I4_G32, 11, 160), ("q4_k".parse().unwrap(), 9, 768)] {
+            let layout = SideLayout::of(format, rows, cols).unwrap();
+            let stored: Vec<u8> = (0..rows * layout.row_bytes).map(|i| (i % 251) as u8).collect();
+            let side = DeviceSide { layout, stored: Box::new(&stored[..]) };
+            let want: Vec<u8> = (0..layout.bytes())
+                .map(|at| {
+                    let (piece, byte) = (at / layout.piece, at % layout.piece);
+                    let row = piece / 8 / layout.pieces * 8 + piece % 8;
+                    let byte = piece / 8 % layout.pieces * layout.piece + byte;
+                    let is_stored = row < rows && byte < layout.row_bytes;
+                    if is_stored { stored[row * layout.row_bytes + byte] } else { 0 }
+                })
+                .collect();
+            for (from, to) in [(0, want.len()), (3, 40), (70, 71), (65, want.len() - 5)] {
+                let mut got = vec![1; to - from];
+                side.read_at(from, &mut got).unwrap();
+                assert!(got == want[from..to], "{format}, {from} to {to}");
+            }
+        }
+    }
 }

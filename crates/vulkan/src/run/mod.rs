@@ -24,7 +24,7 @@ use crate::device::pipeline::{self, Pipelines};
 use crate::device::queue::Queue;
 use crate::device::{DeviceInfo, Gpu};
 use crate::lower::finish::Epilogues;
-use crate::lower::layout::DeviceMatrix;
+use crate::lower::layout::{DeviceMatrix, SideLayout};
 use crate::lower::sizes::{OwnSizes, key_block};
 use crate::lower::{Bucket, Call, Lowering, Own, by_shape};
 use anyhow::{Context, Result, ensure};
@@ -324,7 +324,7 @@ impl VulkanExecutor {
     /// Returns the codes and the side of a matrix in device memory. For tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
-        let side = m.rows * m.format.row_side(m.cols);
+        let side = SideLayout::of(m.format, m.rows, m.cols)?.bytes();
         let mut parts = [(m.codes, vec![0; m.bytes as usize - side]), (m.side, vec![0; side])];
         for (address, bytes) in &mut parts {
             let holds = |b: &&Block| (b.address..b.address + b.size).contains(address);

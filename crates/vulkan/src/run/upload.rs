@@ -10,7 +10,9 @@ use crate::device::memory::{Arena, Block, Place, Span};
 use crate::device::pipeline::{self, Pipelines, Shader};
 use crate::device::queue::Queue;
 use crate::lower::kernels::{self, Kernel, Push, RepackPush, word};
-use crate::lower::layout::{DeviceMatrix, Packing, code_number, points, sizes};
+use crate::lower::layout::{
+    DeviceMatrix, DeviceSide, Packing, SideLayout, code_number, points, sizes,
+};
 use anyhow::{Context, Result};
 use ash::vk;
 use gemma_base::compute::{LoadJob, Loading};
@@ -38,6 +40,7 @@ struct Upload<'a> {
     label: String,
     matrix: StoredMatrix<'a>,
     packing: Option<Packing>,
+    side: Option<DeviceSide<'a>>,
     kernel: Option<(Shader, pipeline::Constants)>,
     /// Bytes of a stored row (of tiles).
     row_bytes: usize,
@@ -55,7 +58,8 @@ struct DevicePlace {
 
 impl<'a> Upload<'a> {
     fn of(job: LoadJob<'a>) -> Result<Upload<'a>> {
-        let LoadJob { label, matrix, .. } = job;
+        let LoadJob { label, mut matrix, .. } = job;
+        let stored = matrix.side.take();
         let m = &matrix;
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
         let packing =
@@ -63,9 +67,11 @@ impl<'a> Upload<'a> {
         let kernel = packing
             .filter(|packing| packing.step_words > 0)
             .map(|_| kernels::Repack { code: code_number(m.format.code) }.specialised());
+        let layout = SideLayout::of(m.format, m.rows, m.cols)?;
+        let side = stored.map(|stored| DeviceSide { layout, stored });
         let row_bytes = packing.map_or(m.format.row_bytes(m.cols), |p| p.from_bytes);
         let points = points(m.format.code);
-        Ok(Upload { label, packing, kernel, row_bytes, points, matrix })
+        Ok(Upload { label, packing, side, kernel, row_bytes, points, matrix })
     }
 
     fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
@@ -81,9 +87,10 @@ impl<'a> Upload<'a> {
         let codes = Stream { job, is_side: false, to: 0, source: &*m.codes, bytes, unit };
         let points =
             Stream { to: bytes, source: &self.points, bytes: self.points.len(), unit: 4, ..codes };
-        let bytes = m.side_bytes();
-        let side = m.side.as_deref();
-        let side = side.map(|source| Stream { job, is_side: true, to: 0, source, bytes, unit: 2 });
+        let side = self.side.as_ref().map(|source| {
+            let bytes = source.layout.bytes();
+            Stream { job, is_side: true, to: 0, source, bytes, unit: 2 }
+        });
         [Some(codes), Some(points), side].into_iter().flatten()
     }
 
@@ -101,8 +108,15 @@ impl<'a> Upload<'a> {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes =
             self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (code_bytes + rows * format.row_side(cols)) as u64;
-        DeviceMatrix { format, rows, cols, codes: codes.address, side: side.address, bytes }
+        let side_bytes = self.side.as_ref().map_or(0, |side| side.layout.bytes());
+        DeviceMatrix {
+            format,
+            rows,
+            cols,
+            codes: codes.address,
+            side: side.address,
+            bytes: (code_bytes + side_bytes) as u64,
+        }
     }
 
     /// Returns the arguments of the kernel that packs the rows at `from`, and its number of
