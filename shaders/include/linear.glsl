@@ -58,7 +58,8 @@ void load_scales(uint64_t sx, uint64_t sums, uint at, uint count, out float sxs[
     }
 }
 
-// Loads the words of the side for U steps from step s on, a multiple of U.
+// Loads the words of the side for U steps from step s on, a multiple of U. Elements that are
+// missing in the last chunk are zero.
 void load_sides(uint64_t rows, uint skip, uint s, out uvec4 words[U]) {
     const uint64_t at = rows + uint64_t(skip + side_element(s));
     if (U == 4 && SIDE == SIDE_SCALE) {

@@ -119,7 +119,8 @@ void fetch(LinearArgs a, uint n0, uint m0, uint first, uint live, uint c, inout 
     [[unroll]] for (uint k = 0; k < F_EACH; k++) {
         const uint i = k * SG + gl_SubgroupInvocationID;
         const uint row = min(n0 + i, a.n - 1), m = min(m0 + min(i, FACTORS - 1) - R, live - 1);
-        const uint at = (row / 8 * a.steps + c) * 8 + row % 8; // of a chunk of one step
+        // A chunk is one step, so the side has one scale of each of eight rows in turn.
+        const uint at = (row / 8 * a.steps + c) * 8 + row % 8;
         if (i < R) chunk.factor[k] = float(F16(a.matrix.side).v[at]) * UNIT;
         else chunk.factor[k] = a.sx.v[(first + m) * a.steps + c] * PRODUCT_UNIT;
     }
