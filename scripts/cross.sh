@@ -154,10 +154,21 @@ run() { # PROGRAM ARGUMENT...
       export TEST_EMULATOR="qemu-aarch64-static -L /usr/aarch64-linux-gnu -cpu ${cpu:-max}"
       $TEST_EMULATOR "$@"
       ;;
-    windows)
-      HOME=$place/home WINEPREFIX=$place/wine WINEDEBUG=-all /usr/lib/wine/wine64 "$@"
-      ;;
+    windows) wine wine64 "$@" ;;
   esac
+}
+
+wine() { # COMMAND ARGUMENT...
+  HOME=$place/home WINEPREFIX=$place/wine WINEDEBUG=-all "/usr/lib/wine/$1" "${@:2}"
+}
+
+# Makes wine's files, and starts a server that serves all programs of this script. By default the
+# first program makes the files while it runs, and the server ends and starts between programs.
+start_wine() {
+  wine wine64 wineboot --init
+  wine wineserver64 -w
+  wine wineserver64 -p
+  trap 'wine wineserver64 -k || true' EXIT
 }
 
 # Runs a test binary with filters, and prints its last line.
@@ -226,6 +237,7 @@ smoke_windows() {
   local gemma=$built/gemma.exe there=$place/smoke
   rm -rf "$there"
   mkdir "$there"
+  start_wine
   run "$gemma" --version
   doctor
   compare
